@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
@@ -20,6 +21,8 @@ ORDER = [
     "errors",
     "importing",
     "terminal",
+    "hints",
+    "display",
     "files",
     "config",
     "precedence",
@@ -113,6 +116,22 @@ def test_no_other_room_writes_a_recipes_name() -> None:
     for path in [path for path in FILES if path.parent.name not in ("recipes", "reproduce") and path.stem != "foreign_options"]:
         texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
         assert not texts & set(kl.recipes.names()), path
+
+
+# What is typed in other programs, how the command itself is started, and the options that a diagnosis suggests.
+TYPED_ELSEWHERE = ("data/tokenizer.py", "data/vocabulary.py", "parallel/processes.py", "compare/queue.py", "probe/verdict.py")
+TYPED_ELSEWHERE += ("tasks/causal_lm/__init__.py", "config.py", "hints.py")
+TYPED = re.compile(r"(^|[\s`(])--[a-z]|`kilolayer ")
+
+
+def test_errors_leave_the_words_of_the_shell_to_the_hints() -> None:
+    for path in FILES:
+        place = path.relative_to(SOURCE).as_posix()
+        if place.startswith(("cli/", "reproduce/")) or place in TYPED_ELSEWHERE:
+            continue
+        used = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call | ast.Return))
+        texts = {part.value for node in used for part in ast.walk(node) if isinstance(part, ast.Constant)}
+        assert not [text for text in texts if isinstance(text, str) and TYPED.search(text)], place
 
 
 @pytest.mark.parametrize("module", ["kilolayer", "kilolayer.config", "kilolayer.recipes", "kilolayer.models.config"])

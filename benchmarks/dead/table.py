@@ -2,9 +2,9 @@
 
 python benchmarks/dead/table.py [RUNS.jsonl]        # from the runs of train.py, or again from runs.json
 
-The runs are those of design.py and those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
-methods of FIT are for fitting. The label of a run is the outcome that a comparison gives it (kilolayer.compare.outcome), from
-its end alone.
+The runs are those of design.py, those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
+methods of FIT are for fitting, and in the test set those of deepnorm.json: DeepNorm 50L-50L as in that table, in fp32 and
+eagerly. The label of a run is the outcome that a comparison gives it (kilolayer.compare.outcome), from its end alone.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from kilolayer.compare.outcome import outcome_of
@@ -23,15 +24,15 @@ from kilolayer.training.source_use import SOURCE_READ
 from kilolayer.training.stack_label import DEAD, DYING, FEWEST, LEVELS, SHARE, checks_of, dead_stacks
 
 HERE = Path(__file__).parent
-RUNS, TABLE1 = HERE / "runs.json", HERE.parent / "reproduce" / "deepnet-table1.json"
+RUNS, DEEPNORM, TABLE1 = HERE / "runs.json", HERE / "deepnorm.json", HERE.parent / "reproduce" / "deepnet-table1.json"
 KEPT = ("name", "set", "task", "recipe", "layers", "dim", "lr", "warmup", "eps", "seed", "steps", "source_gain")
 FIT = ("admin", "ds_init", "normformer")
 Rule = tuple[tuple[float, float], ...]
 """A stack is dying once every check over a window (a fraction of the steps) was below a share of the gradient, for any pair."""
-WINDOWS, SHARES = (0.05, 0.1, 0.15, 0.2), (3e-4, 2e-4, 1e-4, 5e-5, 3e-5)
-RULES: list[Rule] = [
-    *(((window, share),) for window, share in product(WINDOWS, SHARES)),
-    *(((0.05, low), (0.15, high)) for low, high in product((1e-4, 5e-5, 3e-5), (3e-4, 2e-4)) if low < high),
+WINDOWS, SHARES = (0.03, 0.05, 0.1, 0.15, 0.2), (3e-4, 2e-4, 1.5e-4, 1e-4, 7e-5, 5e-5, 3e-5, 2e-5, 1e-5)
+CLAUSES = list(product(WINDOWS, SHARES))
+RULES: list[Rule] = [(clause,) for clause in CLAUSES] + [
+    (short, long) for short, long in product(CLAUSES, CLAUSES) if short[0] < long[0] and short[1] < long[1]
 ]
 Run = dict[str, Any]
 
@@ -60,17 +61,18 @@ def labelled(run: Run) -> Run:
     return {**{name: run[name] for name in KEPT}, "label": label, "dead": dead, "stacks": stacks}
 
 
-def from_table1() -> Iterable[Run]:
-    """The translators of deepnet-table1 that recorded their stacks."""
-    document = json.loads(TABLE1.read_text())
-    for run in document["found"]["runs"] + document["found"]["not_chosen"] + document.get("not_asked", []):
+def translators() -> Iterable[Run]:
+    """The runs of deepnet-table1 that recorded their stacks, and those of deepnorm.json."""
+    document, others = json.loads(TABLE1.read_text()), json.loads(DEEPNORM.read_text())
+    found = document["found"]
+    for run in found["runs"] + found["not_chosen"] + document.get("not_asked", []) + others["runs"]:
         if not run.get("stacks"):
             continue
         options, recipe = run["options"], run["options"]["model.recipe"]
         name = recipe if isinstance(recipe, str) else recipe["name"]
         rows = [{"step": step, side: {"reached": reached}} for side, own in run["stacks"].items() for step, reached in own]
         yield {
-            "name": f"deepnet-table1 {run['name']}",
+            "name": f"128 {run['name']}",
             "set": "fit" if name in FIT else "test",
             "task": "translation",
             "recipe": name,
@@ -89,8 +91,8 @@ def from_table1() -> Iterable[Run]:
 
 
 def every_run() -> list[Run]:
-    """The runs of both sources."""
-    return [*json.loads(RUNS.read_text())["runs"], *from_table1()]
+    """The runs of all sources."""
+    return [*json.loads(RUNS.read_text())["runs"], *translators()]
 
 
 def called(run: Run, rule: Rule = DYING) -> int | None:
@@ -124,6 +126,16 @@ def errors(runs: Sequence[Run], rule: Rule = DYING) -> tuple[int, int, int]:
         sum(step is not None for step, _ in steps),
         sum(step is not None and step <= of / 2 for step, of in steps),
     )
+
+
+def best_rules(runs: Sequence[Run]) -> list[Rule]:
+    """The rules that call no living run: first those that find most dead ones in the first half, then the earliest."""
+
+    def value(rule: Rule) -> tuple[int, float]:
+        when = [(called(run, rule) or run["steps"]) / run["steps"] for run in died(runs)]
+        return -errors(runs, rule)[2], fmean(when)
+
+    return sorted((rule for rule in RULES if not errors(living(runs), rule)[0]), key=value)
 
 
 def low_at(run: Run, share: float, until: float) -> bool:
@@ -183,12 +195,15 @@ def markdown(runs: Sequence[Run]) -> str:
         "|---|---|---|",
         *(f"| {share:g} | {seen} | {recovered} |" for share, seen, recovered in levels(runs)),
         "",
-        "Other rules: living runs called dying, dead ones, and dead ones in the first half of the run.",
+        f"Of {len(RULES)} rules, the best ten on the runs for fitting (none calls a living run of them), and some simple ones:",
+        "living runs called dying, dead ones, and dead ones in the first half of the run.",
         "",
         f"| below | {_columns('fit', fit)} | {_columns('test', test)} |",
         "|---|---|---|---|---|---|---|",
     ]
-    lines += [f"| {text_of(rule)} | {' | '.join(map(str, (*errors(fit, rule), *errors(test, rule))))} |" for rule in RULES]
+    simple: list[Rule] = [((window, share),) for window in (0.05, 0.1) for share in (3e-4, 1e-4, 3e-5)]
+    for rule in best_rules(fit)[:10] + simple:
+        lines.append(f"| {text_of(rule)} | {' | '.join(map(str, (*errors(fit, rule), *errors(test, rule))))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -56,15 +56,15 @@ def _all_finished(runs: list[dict[str, Any]]) -> bool:
 def main() -> None:
     found = json.loads((HERE / "deepnet-table1.json").read_text())["found"]
     mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.2), layout="constrained")
     cells = complete_cells(found)
     for name, label in SHOWN.items():
-        if len(points := cells.get(name, {})) > 1:
+        if points := cells.get(name, {}):
             left.plot(list(points), list(points.values()), marker="o", label=label)
     left.set(xscale="log", xlabel="layers per side", ylabel="BLEU", ylim=(0, None))
     left.set_xticks([6, 18, 50, 100], ["6", "18", "50", "100"])
     left.minorticks_off()
-    left.legend(frameon=False)
+    left.legend(frameon=False, fontsize=8, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.17), columnspacing=1.0)
     left.set_title("BLEU at the best learning rate, three seeds", fontsize=10)
     for (layers, lr), label in ENCODERS.items():
         run = next(

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kilolayer.convert.adapt.bake import bake as bake
     from kilolayer.convert.fold import fold as fold
     from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
+    from kilolayer.convert.saved_model import load_model as load_model
+    from kilolayer.convert.saved_model import save as save
     from kilolayer.exporting.export import export as export
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from kilolayer.models.head import Head as Head
-    from kilolayer.models.saved import load_model as load_model
-    from kilolayer.models.saved import save as save
     from kilolayer.moe.balance import update_balance as update_balance
     from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
@@ -74,12 +74,12 @@ _HOMES = {
     "full_state_dict": "kilolayer.moe.full_state",
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
-    "load_model": "kilolayer.models.saved",
+    "load_model": "kilolayer.convert.saved_model",
     "parameter_groups": "kilolayer.training.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
-    "save": "kilolayer.models.saved",
+    "save": "kilolayer.convert.saved_model",
     "shard_experts": "kilolayer.moe.shard",
     "train": "kilolayer.runs.train",
     "update_balance": "kilolayer.moe.balance",

@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, get_arg
 
 import tomli_w
 
+from kilolayer import hints
 from kilolayer.errors import (
     LONGEST_SHOWN,
     IdleOptionError,
@@ -403,5 +404,7 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     if list[str] in kinds:
         items = value.split(",") if isinstance(value, str) and len(value) < LONGEST_SHOWN else ["one", "two"]
         example = "[" + ", ".join(f'"{item.strip()}"' for item in items) + "]"
-        allowed += f": {name} = {example}; typed in a shell with quotes around: '{example}'"
+        allowed += f": {name} = {example}"
+        if hints.in_shell():
+            allowed += f"; typed in a shell with quotes around: '{example}'"
     return OptionError(f"{name} is {shown(value)}{guess}", fix=f"allowed: {allowed}")

@@ -148,9 +148,12 @@ def unknown(
 ) -> UnknownOptionError:
     """The error for a name that does not exist, with the nearest one that does, or with ours for an option of another library.
 
-    beside: other unknown options of the same place. keywords: they are arguments in Python, not names in a configuration.
+    name: may be something that is no name. beside: other unknown options of the same place. keywords: they are arguments in
+    Python, not names in a configuration.
     """
     valid = sorted(set(valid))
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        return UnknownOptionError(f"{shown(name)} is not the name of any {kind}", where=where, fix=f"valid: {', '.join(valid)}")
     if kind == "option" and (foreign := answers((name, *beside), valid, keywords=keywords)):
         names, s = ", ".join(map(shown, foreign)), "s" if len(foreign) > 1 else ""
         fix = "; ".join(f"{theirs}: {text}" for theirs, text in foreign.items())

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typed_commands import quietly, refused
+
+from kilolayer.errors import InputError
 
 
 @pytest.mark.slow
@@ -49,3 +52,24 @@ def test_mistakes_are_refused_before_any_work(
         patch.setattr("kilolayer.probe.diagnose.diagnose", lambda *_, **__: pytest.fail("it is measured"))
         assert "cannot be written" in refused("diagnose", config, "--out", nowhere)[0]
     assert "the page must be a file" in refused("diagnose", config, "--out", tmp_path)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["diagnose", "surface"])
+def test_without_a_configuration_it_is_the_embedded_one(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--model.layers", "1", "--model.dim", "8", "--model.heads", "2", "--model.ffn_dim", "8", "--train.device", "cpu"]
+    quick = ["--size", "3", "--batches", "1"] if verb == "surface" else []
+    code, out, err = quietly(verb, *small, *quick, "--json")
+    assert code == 0, err
+    assert json.loads(out)
+    assert [path.name for path in tmp_path.iterdir()] == (["surfaces"] if verb == "surface" else [])
+
+
+def test_the_embedded_text_is_there_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(config: Any, **_: Any) -> Any:
+        has_text = (Path(config.data.folder) / "train.en").stat().st_size > 1000
+        raise InputError(f"{has_text}, {config.model.depths.title}", where="here", fix="none")
+
+    monkeypatch.setattr("kilolayer.probe.diagnose.diagnose", measured)
+    assert "True, 3L-3L" in refused("diagnose", "--model.layers", "3")[0]

@@ -115,11 +115,6 @@ def test_a_depth_is_typed_over_the_embedded_configuration() -> None:
     assert "4L-4L" in out
 
 
-def test_both_names_of_a_depth_are_told() -> None:
-    with pytest.raises(TypeError, match="did you mean 'decoder_layers' or 'encoder_layers'"):
-        kl.EncoderDecoder(vocab_size=9, dim=4, heads=1, ffn_dim=4, layers=2)  # pyright: ignore[reportCallIssue]
-
-
 def test_the_language_that_is_missing_is_told(tmp_path: Path) -> None:
     config = write_corpus(tmp_path)
     typed = ["--data.directions", '["en-*", "*-en"]', "--data.languages", '["de", "up"]']

@@ -233,7 +233,7 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
     asked: list[Any] = []
     monkeypatch.setattr("kilolayer.compare.session.run_all", lambda *given: asked.append(given) or 0)
     axes = {"model.recipe": ["pre_ln", "post_ln"], "layers": [2]}
-    comparison = kl.run_comparison(config, axes, folder=tmp_path / "out", options={"train.steps": 3}, parallel=5, seconds=60)
+    comparison = kl.run_comparison(config, axes, folder=tmp_path / "out", train={"steps": 3}, parallel=5, seconds=60)
     assert [member.name for member in comparison.members] == ["pre_ln-2L", "post_ln-2L"]
     assert asked == [(comparison, 5, 60)]
     assert (tmp_path / "out" / "comparison.json").exists()
@@ -245,13 +245,13 @@ def test_from_python_axes_are_a_table(tmp_path: Path, config: Path, monkeypatch:
         ({"model.recipe": "pre_ln"}, {}, "model.recipe is 'pre_ln'"),
         ({"train.seed": 3}, {}, "train.seed is 3"),
         ({"train.seed": []}, {}, "train.seed has no values"),
-        (None, {}, "axes is None"),
+        (None, {}, "there is nothing to compare"),
+        (3, {}, "axes is 3"),
         ({"train.seed": [1]}, {"parallel": -1}, "parallel is -1"),
         ({"train.seed": [1]}, {"parallel": 1.5}, "parallel is 1.5"),
         ({"train.seed": [1]}, {"seconds": 0}, "seconds is 0"),
-        ({"train.seed": [1]}, {"options": "train.lr"}, "options is 'train.lr'"),
-        ({"train.lr": [1e-3, 2e-3]}, {"options": {"train.lr": 1}}, "train.lr is both"),
-        ({"layers": [1, 2]}, {"options": {"model.decoder_layers": 3}}, "model.decoder_layers is both"),
+        ({"train.lr": [1e-3, 2e-3]}, {"train": {"lr": 1}}, "train.lr is both"),
+        ({"layers": [1, 2]}, {"model": {"decoder_layers": 3}}, "model.decoder_layers is both"),
     ],
 )
 def test_from_python_a_mistake_is_refused_before_anything_is_written(

@@ -82,8 +82,21 @@ def test_gpus_are_named_as_they_are_visible(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_cores_are_shared_and_none_gets_less_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in machine.THREADS:
+        monkeypatch.delenv(name, raising=False)
     assert cores() >= 1
     monkeypatch.setattr(machine, "cores", lambda: 2)
     assert threads_of(2)["OMP_NUM_THREADS"] == "1"
     assert threads_of(1)["OMP_NUM_THREADS"] == "2"
     assert threads_of(16)["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("name", machine.THREADS)
+def test_a_number_of_threads_that_the_user_has_set_is_kept(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in machine.THREADS:
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr(machine, "cores", lambda: 8)
+    monkeypatch.setenv(name, "")
+    assert threads_of(2) == dict.fromkeys(machine.THREADS, "4")
+    monkeypatch.setenv(name, "3")
+    assert threads_of(2) == {}

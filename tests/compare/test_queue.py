@@ -19,12 +19,14 @@ from typing import Any
 
 import pytest
 from small_runs import text_table, write_corpus
+from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.compare import summary
+from kilolayer.cli.main import main
 from kilolayer.compare import queue
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis
-from kilolayer.compare.machine import Demand, Device
+from kilolayer.compare.machine import THREADS, Demand, Device
 from kilolayer.compare.queue import run_all
 from kilolayer.config import dump
 from kilolayer.errors import InputError, KilolayerError
@@ -104,12 +106,23 @@ def test_the_first_run_is_alone_until_it_has_a_configuration_and_cores_are_share
     tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kilolayer.compare.machine.cores", lambda: 7)
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
     comparison = made(tmp_path, corpus, seed=[1, 2, 3])
     assert run_all(comparison, parallel=3) == 0
     starts = [entry["time"] for entry in read(events) if entry["event"] == "started"]
     first = (comparison.members[0].folder / "config.toml").stat().st_mtime
     assert starts[0] <= first + 0.1 < starts[1]
     assert {entry["threads"] for entry in read(events)} == {"2"}
+
+
+def test_runs_have_the_number_of_threads_that_the_user_has_set(
+    tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kilolayer.compare.machine.cores", lambda: 7)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert run_all(made(tmp_path, corpus, seed=[1, 2]), parallel=2) == 0
+    assert {entry["threads"] for entry in read(events)} == {"1"}
 
 
 def test_each_of_several_gpus_takes_its_share(
@@ -122,6 +135,19 @@ def test_each_of_several_gpus_takes_its_share(
     assert {entry["gpu"] for entry in read(events)} == {"3", "5"}
     for gpu in ("3", "5"):
         assert most_at_once(events, gpu) <= 2  # of size 3 into 8
+
+
+def test_the_exit_code_tells_of_a_run_that_failed_and_not_of_one_that_diverged(
+    tmp_path: Path, corpus: Path, events: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comparison = made(tmp_path, corpus, lr=[1e-3, 2.0])
+    with undrawn_charts():
+        assert main(["compare", str(comparison.folder)]) == 0
+        assert outcomes(comparison) == {"lr0.001": "finished", "lr2": "diverged at step 1"}
+        capsys.readouterr()
+        assert main(["compare", str(comparison.folder), "--set", "train.seed=1,13", "--json"]) == 1
+    kinds = [run["outcome"]["kind"] for run in json.loads(capsys.readouterr().out)["runs"]]
+    assert sorted(kinds) == ["diverged", "diverged", "failed", "finished"]
 
 
 def test_a_run_that_dies_or_breaks_is_a_result(tmp_path: Path, corpus: Path, events: Path) -> None:

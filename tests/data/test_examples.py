@@ -214,6 +214,9 @@ def test_classes_are_sorted_whole_numbers_by_value_or_as_given(tmp_path: Path) -
     assert find_examples(ExamplesConfig(train=path, classes=["9", "10", "-1", "11"])).classes == ("9", "10", "-1", "11")
     path = write(tmp_path / "b.jsonl", *(json.dumps({"sentence": "s", "label": label}) for label in (True, False)))
     assert find_examples(ExamplesConfig(train=path)).classes == ("false", "true")
+    huge = "9" * 5000
+    path = write(tmp_path / "c.jsonl", *(json.dumps({"sentence": "s", "label": label}) for label in ("1" + huge, "8", huge)))
+    assert find_examples(ExamplesConfig(train=path)).classes == ("8", huge, "1" + huge)
 
 
 def test_names_of_columns_are_not_learned_where_numbers_stand_for_them(tmp_path: Path) -> None:

@@ -46,6 +46,35 @@ def assert_undisturbed(folder: Path, other: Path, form: str) -> None:
     assert names == [path.name for path in checkpoint.steps(other / "checkpoints")]
     for name in FORMS[form].results:
         assert (folder / name).read_bytes() == (other / name).read_bytes(), name
+    assert not list(folder.rglob("*.part"))
+
+
+def launched(attempt: int, launch: str = "one") -> dict[str, str]:
+    """What torchrun tells a process that it starts; their parent, which is the torchrun, is one process for all of them."""
+    number = {"TORCHELASTIC_RESTART_COUNT": str(attempt), "TORCHELASTIC_RUN_ID": launch}
+    return {**number, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}
+
+
+def test_a_new_run_that_torchrun_restarts_goes_on_and_nobody_elses_does(
+    tmp_path: Path, configured: Callable[..., Path]
+) -> None:
+    form = QUICK[1]
+    config, folder, err = configured(form, train={"steps": 4000, "save_every": 2}), tmp_path / "run", tmp_path / "err"
+    words = ["train", config, "--run", folder]
+    process = start(words, err=err, **launched(0))
+    while not (folder / "checkpoints/step-00000002/manifest.json").exists():
+        assert process.is_alive(), err.read_text()
+        time.sleep(0.05)
+    (folder / ".scores.json.00000000.part").touch()  # what it leaves if it is killed at another moment
+    process.kill()
+    assert ended(process) == -signal.SIGKILL
+    assert ended(start(words, err=err, **launched(1, "another"))) == 2
+    assert "the run folder is not empty" in err.read_text()
+    step, text = checkpoint.step_of(checkpoint.steps(folder / "checkpoints")[-1]), (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(text.replace("steps = 4000", f"steps = {step + 6}"))
+    assert ended(start(words, err=err, **launched(1))) == 0, err.read_text()
+    assert f"resumed at step {step}" in err.read_text().replace(",", "")
+    assert not list(folder.rglob("*.part"))
 
 
 @pytest.mark.slow

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from odd_values import trials, write_odd_run
 
+import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.cli.output import show_errors, show_samples, show_scores
+from kilolayer.cli.output import show_errors, show_parts, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
 from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.report.run_parts import sample_parts
+from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.results import read_samples, read_scores
 
@@ -197,7 +200,7 @@ def test_samples_of_any_form_are_shown_or_refused(tmp_path: Path, capsys: pytest
     for seed in range(count):
         write_odd_run(tmp_path, seed)
         try:
-            show_samples(read_samples(tmp_path))
+            show_parts(sample_parts(read_samples(tmp_path), registry.get("translation")))
         except InputError:
             refused += 1
     assert 0.03 < refused / count < 0.97
@@ -213,3 +216,19 @@ def test_a_finished_run_with_odd_results_is_refused(
         (folder / name).write_text(text)
         assert main(["train", "--resume", str(folder)]) == 2
         assert str(folder / name) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda folder: kl.train({1: 2}, run=folder),
+        lambda folder: kl.train(run=folder, model={"moe": {(1,): 2}}),
+        lambda folder: kl.run_comparison(None, {1: [2]}, folder=folder),
+        lambda folder: kl.run_comparison(None, {"train.seed": [1, 2]}, folder=folder, options={None: 2}),
+        lambda _: kl.build_model({1: 2}),
+    ],
+)
+def test_names_that_are_no_text_are_refused(give: Callable[[Path], object], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"(1|\(1,\)|None) is not (the name of an|an|the name of any) option"):
+        give(tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,3 +122,12 @@ def test_data_of_another_user_is_named(
         assert "Traceback" not in err
     finally:
         shutil.rmtree(open_folder)
+
+
+def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path) -> None:
+    (gone := tmp_path / "gone").mkdir()
+    leave = f"import os; os.chdir({str(gone)!r}); os.rmdir({str(gone)!r})"
+    probe = f"{leave}; from kilolayer.cli.main import main; exit(main(['plan']))"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.splitlines() == ["kilolayer: the current folder was deleted", "  go to another: cd ~"]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from kilolayer.errors import WriteError
-from kilolayer.files.writing import append, make_folder, write
+from kilolayer.files.writing import append, draft_of, make_folder, remove_drafts, write
 
 
 @pytest.fixture
@@ -86,3 +90,57 @@ def test_odd_names_are_named(tmp_path: Path, name: str) -> None:
     with pytest.raises(WriteError):
         write(tmp_path / name, "text")
     assert not list(tmp_path.iterdir())
+
+
+def killed(folder: bool, path: Path) -> list[str]:
+    """What a process that is killed as it writes leaves."""
+    command = "import os, signal; from pathlib import Path; from kilolayer.files.writing import draft_of, write\n"
+    command += f"with draft_of(Path({str(path)!r}), folder={folder}) as draft:\n"
+    command += "    write(draft / 'inside', 'text') if draft.is_dir() else None\n"
+    command += "    os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", command], check=False).returncode == -signal.SIGKILL
+    return [name for name in os.listdir(path.parent) if name.endswith(".part")]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_there(tmp_path: Path, folder: bool) -> None:
+    path = tmp_path / f"{'ä' * 120}.html"
+    (left,) = killed(folder, path)
+    write(tmp_path / "other.html", "text")
+    assert (tmp_path / left).exists()  # it belongs to another file
+    with draft_of(path, folder=folder) as draft:
+        os.rename(draft, path)
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, "other.html"])
+
+
+def test_drafts_of_a_living_process_and_of_others_stay(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    others = [".file.part", ".file.0000.part", "file.00000000.part", ".other.00000000.part"]
+    for name in others:
+        (tmp_path / name).touch()
+    (tmp_path / ".file.00000001.part").symlink_to(path)
+    os.mkfifo(tmp_path / ".file.00000002.part")
+    with draft_of(path) as alive:
+        write(path, "first")
+        assert alive.exists()
+        os.replace(alive, path)
+    assert path.read_text() == ""
+    (tmp_path / ".file.00000003.part").touch()
+    remove_drafts(tmp_path)
+    kept = {".file.part", ".file.0000.part", "file.00000000.part", "file", ".file.00000001.part", ".file.00000002.part"}
+    assert {*os.listdir(tmp_path)} == kept
+
+
+def test_a_draft_that_was_removed_before_its_lock_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, removed = fcntl.flock, []
+
+    def slow(descriptor: int, how: int) -> None:
+        if not removed:
+            removed.extend(tmp_path.iterdir())
+            removed[0].unlink()
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    write(tmp_path / "file", "text")
+    assert os.listdir(tmp_path) == ["file"]
+    assert removed

@@ -258,6 +258,13 @@ def test_broken_weights_are_named(config: SearchConfig) -> None:
         generate(model, sources([3]), config)
 
 
+def test_a_model_without_weights_is_refused() -> None:
+    model = kl.Decoder(vocab_size=9, layers=1, dim=8, heads=2, ffn_dim=16, device="meta")
+    for device in ("cpu", "meta"):
+        with pytest.raises(InputError, match="on the meta device"):
+            generate(model, torch.ones(1, 2, dtype=torch.long, device=device), SearchConfig())
+
+
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0), (4,)])
 def test_an_empty_batch_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="shape"):

@@ -96,3 +96,22 @@ def test_a_run_is_opened_by_the_text_of_its_path(tmp_path: Path) -> None:
     config = build(RunConfig, {"model": {**SMALL, "recipe": "pre_ln"}})
     (tmp_path / "config.toml").write_text(dump(config.table()))
     assert Run.open(str(tmp_path)) == Run.open(tmp_path) == Run(tmp_path, config)
+
+
+def test_one_depth_serves_both_stacks() -> None:
+    sizes: dict[str, Any] = {"vocab_size": 11, "dim": 8, "heads": 2, "ffn_dim": 12}
+    both, each = kl.EncoderDecoder(**sizes, layers=2), kl.EncoderDecoder(**sizes, encoder_layers=2, decoder_layers=2)
+    assert {name: tensor.shape for name, tensor in both.state_dict().items()} == {
+        name: tensor.shape for name, tensor in each.state_dict().items()
+    }
+    assert kl.EncoderDecoder(**sizes, layers=1, encoder_layers=3).config.depths == kl.recipes.Depths(3, 1)
+    for given in ({}, {"encoder_layers": 2}):
+        with pytest.raises(OptionError, match="the number of layers is missing"):
+            kl.EncoderDecoder(**sizes, **given)
+
+
+@pytest.mark.parametrize("cls", [kl.Encoder, kl.Decoder, kl.EncoderDecoder])
+def test_a_constructor_that_is_given_a_configuration_points_to_build_model(cls: Any) -> None:
+    for config in (kl.ModelConfig(layers=2), {"layers": 2}):
+        with pytest.raises(OptionError, match=r"kl\.build_model\(config\)"):
+            cls(config)

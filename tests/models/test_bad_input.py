@@ -276,7 +276,7 @@ def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
         (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_encoders),
-        (kl.EncoderDecoder, {"shape", "layers"} | of_encoders),
+        (kl.EncoderDecoder, {"shape"} | of_encoders),
     ):
         parameters = inspect.signature(cls).parameters
         of_converted_models = {"encoder_first_eps", "decoder_first_eps", "first_predicted"}

@@ -197,7 +197,7 @@ def test_an_interrupted_save_leaves_the_old_model_the_new_one_or_none(
         return run
 
     with monkeypatch.context() as patch:
-        for name in ("save_tensors", "remove", "write", "move"):
+        for name in ("write_tensors", "remove", "write", "move"):
             patch.setattr(saved, name, dying(getattr(saved, name)))
         with suppress(KeyboardInterrupt):
             kl.save(model, folder)

@@ -182,6 +182,54 @@ def test_it_is_compared(folder: Path) -> None:
     assert opened.members[0].options["model.recipe"] == "half_branch:HalfBranch"
 
 
+@pytest.mark.parametrize("value", ["half_branch", {"name": "half_branch", "factor": 0.25}])
+def test_compared_by_a_name_that_only_this_process_knows_it_asks_for_module_and_class(value: Any, folder: Path) -> None:
+    kl.recipes.get("half_branch:HalfBranch")
+    (folder / "base.toml").write_text('task = "causal_lm"\n[text]\ntrain = "book.txt"\n')
+    with pytest.raises(OptionError, match="processes of their own, which do not know the recipe 'half_branch'") as refused:
+        kl.run_comparison(folder / "base.toml", {"model.recipe": [value]}, folder=folder / "named")
+    assert refused.value.fix == 'name it by its module and class: "half_branch:HalfBranch"'
+    assert not (folder / "named").exists()
+
+
+def test_compared_from_a_notebook_it_asks_for_a_file(
+    known: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Noted(kl.recipes.Recipe):
+        def plan(self, place: Any) -> Any:
+            return kl.recipes.Plan(pre_norm=True)
+
+    Noted.__module__, Noted.__qualname__ = "__main__", "Noted"
+    made = kl.recipes.register(Noted)
+    monkeypatch.setattr(sys.modules["__main__"], "Noted", made, raising=False)
+    (folder / "base.toml").write_text('task = "causal_lm"\n[text]\ntrain = "book.txt"\n')
+    for recipe in ("noted", made(), "__main__:Noted"):
+        with pytest.raises(OptionError, match="processes of their own") as refused:
+            kl.run_comparison(folder / "base.toml", {"model.recipe": [recipe, "pre_ln"]}, folder=folder / "noted")
+        assert "my_module:Noted" in refused.value.fix
+
+
+def test_a_plan_that_is_none_says_so_wherever_it_is_used(known: dict[str, Any]) -> None:
+    @kl.recipes.register
+    class Forgotten(kl.recipes.Recipe):
+        def plan(self, place: Any) -> Any:
+            kl.recipes.Plan(pre_norm=True)
+
+    class Planless(kl.recipes.Recipe):
+        pass
+
+    for use in (
+        lambda: kl.Decoder(**SMALL, recipe="forgotten"),
+        lambda: kl.adapt(torch.nn.TransformerEncoderLayer(8, 2, 12), "forgotten"),
+        lambda: kl.recipes.get("forgotten").plan(Any),
+    ):
+        with pytest.raises(InputError, match="plan of the recipe Forgotten returns None") as refused:
+            use()
+        assert "return kilolayer.recipes.Plan(" in refused.value.fix
+    with pytest.raises(InputError, match="Planless has no plan method"):
+        kl.Decoder(**SMALL, recipe=Planless())
+
+
 @pytest.mark.parametrize(
     ("name", "what"),
     [

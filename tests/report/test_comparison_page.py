@@ -8,6 +8,8 @@ import json
 import math
 import random
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import numpy as np
 import pytest
 from parsed_page import Page
 
+from kilolayer import report
 from kilolayer.report.axis_colours import appearances
 from kilolayer.report.comparison_data import BUDGET, FEWEST, axes_of, comparison_data, metrics_of, series_of_runs
 from kilolayer.report.comparison_page import render_comparison, write_comparison_page
@@ -273,6 +276,48 @@ def test_a_few_wild_points_do_not_flatten_the_rest() -> None:
     assert low == 1.0
     assert 5.0 < high < 6.0
     assert sensible_range(np.array([2.0, 2.0])) == (2.0, 2.2)
+
+
+def test_every_point_of_a_short_run_is_in_sight() -> None:
+    for short in (np.array([9.0, 2.1, *np.linspace(2.0, 1.9, 28)]), np.array([1e3, 1e3, *np.linspace(2.0, 1.0, 190)])):
+        assert sensible_range(short) == (short.min(), short.max())
+    start = np.concatenate([np.full(9, 8.0), np.linspace(3.0, 2.0, 991)])  # a long run whose loss falls at once
+    assert sensible_range(start) == (2.0, 8.0)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_the_chart_of_the_script_has_the_range_of_the_still_picture(tmp_path: Path) -> None:
+    calm = np.linspace(1.0, 5.0, 1000)
+    samples = [
+        *(calm, np.concatenate([calm, [1e6] * 5]), np.concatenate([calm, [30.0] * 5])),
+        *(
+            np.array([9.0, 2.1, 2.0]),
+            np.array([9.0, *np.linspace(2.0, 1.9, 198)]),
+            np.array([9.0, *np.linspace(2.0, 1.9, 199)]),
+        ),
+    ]
+    (tmp_path / "samples.json").write_text(json.dumps([list(each) for each in samples]))
+    script = """
+        const fs = require("fs"), vm = require("vm"), [plot, samples] = process.argv.slice(1);
+        globalThis.window = { matchMedia: () => ({}) };
+        vm.runInThisContext(fs.readFileSync(plot, "utf8"));
+        const given = JSON.parse(fs.readFileSync(samples));
+        console.log(JSON.stringify([false, true].map((every) => given.map((values) => sensibleRange(values, every)))));
+    """
+    plot = Path(report.__file__).parent / "templates/plot.js"
+    words = ["node", "-e", script, str(plot), str(tmp_path / "samples.json")]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    cut, whole = json.loads(done.stdout)
+    np.testing.assert_allclose(cut, [sensible_range(each) for each in samples], rtol=1e-12)
+    np.testing.assert_allclose(whole, [(each.min(), each.max()) for each in samples], rtol=1e-12)
+    assert [float(each.max()) == high for each, (_, high) in zip(samples, cut, strict=True)] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 def test_thirty_long_names_leave_room_for_the_curves_and_the_cells() -> None:

@@ -185,3 +185,35 @@ def test_a_folder_in_use_and_one_that_is_full_are_refused(trained: dict[str, Pat
         kl.train(table(corpus), run=trained["translation"])
     with locked(tmp_path / "run"), pytest.raises(InputError, match="in use by process"):
         kl.train(table(corpus), run=tmp_path / "run")
+
+
+class TrainsInAnotherThread:
+    """Tries to train a second run in another thread, while the first one trains."""
+
+    def __init__(self, table: dict[str, Any], folder: Path) -> None:
+        self.table, self.folder, self.refused = table, folder, []
+
+    def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
+        (thread := threading.Thread(target=self._train)).start()
+        thread.join()
+
+    def _train(self) -> None:
+        try:
+            kl.train(self.table, run=self.folder)
+        except KilolayerError as error:
+            self.refused.append(error.what)
+
+    def log(self, row: dict[str, Any]) -> None:
+        pass
+
+    def finish(self, scores: dict[str, Any] | None) -> None:
+        pass
+
+
+def test_a_second_one_at_the_same_time_is_refused(trained: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+    other = TrainsInAnotherThread(text_table(corpus), tmp_path / "second")
+    run = kl.train(text_table(corpus), run=tmp_path / "first", train=STEPS, trackers=[other])
+    assert ["another kl.train is running" in what for what in other.refused] == [True]
+    assert not (tmp_path / "second").exists()
+    assert left(run.folder) == left(trained["causal_lm"])
+    kl.train(resume=run.folder)  # after the first has ended, another one begins

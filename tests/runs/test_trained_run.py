@@ -210,6 +210,13 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
     "an empty sentence": ("classify", "predict", (["so", " "],), {}, "(?s)a sentence is empty.*row 2"),
     "no rows": ("classify", "predict", (3,), {}, "rows are given as 3"),
     "a row that is a number": ("classify", "predict", (["so", 3],), {}, "(?s)this is 3, not a text.*row 2"),
+    "a direction that is a number": (
+        "translation",
+        "translate",
+        ("x",),
+        {"direction": 5},
+        "5 is not the name of any direction",
+    ),
     "a direction and no text": ("translation", "scores", (), {"direction": "en-de"}, "no text is given"),
     "a kind of metrics": ("classify", "metrics", ("vaild",), {}, "(?s)did you mean 'valid'.*metrics.jsonl.*valid: event, "),
     "no kind at all": ("classify", "metrics", (5,), {}, "unknown kind of metrics '5'"),
@@ -232,7 +239,7 @@ def test_a_mistake_says_what_and_where(name: str, trained: dict[str, Path]) -> N
 def test_where_a_run_is_loaded_is_checked_at_once(trained: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(InputError, match="this is not a run"):
         kl.load(tmp_path)
-    with pytest.raises(InputError, match=f"(?s)does not exist; did you mean '{trained['classify']}'.*kilolayer train"):
+    with pytest.raises(InputError, match=f"(?s)does not exist; did you mean '{trained['classify']}'.*kl.train"):
         kl.load(trained["classify"].with_name("clasify"))
     with pytest.raises(InputError, match=r"the folder does not exist\n.*no/such/folder"):
         kl.load("no/such/folder")

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -95,6 +96,7 @@ def test_its_run_is_used_by_the_verbs_of_all_runs_and_by_its_own(folder: Path, t
     assert "letters:ascii" in out
     (shown,) = re.findall(r"^accuracy (0\.\d{4})$", trained[1], re.MULTILINE)
     assert re.findall(r"accuracy +(\S+)", out) == [shown]
+    assert re.findall(r"accuracy +(\S+)", str(kl.load(folder / "run"))) == [shown, shown]  # in the table, and as the last line
     assert f">{shown}<" in (folder / "run/report.html").read_text()
     assert typed("plan", folder / "capitals.toml")[0] == 0
     assert typed("spell", folder / "run")[:2] == (0, "spoken by my verb\n")
@@ -160,3 +162,10 @@ def test_a_module_that_fails_is_named_as_the_fault(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match=f"the module 'failing_task' cannot be imported: .*{what}"):
         registry.get("failing_task:Task")
+
+
+def test_the_module_shows_what_a_task_is_written_with_and_nothing_else() -> None:
+    for module in (kl.tasks, kl.recipes):
+        assert dir(module) == sorted(module.__all__)
+        assert not any(isinstance(getattr(module, name), ModuleType) for name in dir(module))
+    assert {"Task", "RunConfig", "Registration", "register"} <= set(dir(kl.tasks))

@@ -65,7 +65,7 @@ def test_every_option_that_differs_is_named_and_those_that_break_something_are_r
     assert "belong to this model" in caught.value.what
     assert "train.seed is 2 (was 1)" in caught.value.where
     assert "runs/a/config.toml" in caught.value.where
-    assert "--train.start_from runs/a" in caught.value.fix
+    assert 'train={"start_from": "runs/a"}' in caught.value.fix
     check_changes([change for change in changes if change.allowed], "", "")
 
 

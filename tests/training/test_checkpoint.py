@@ -80,10 +80,20 @@ def test_what_is_saved_is_loaded(folder: Path) -> None:
 
 def test_the_newest_is_found_and_other_folders_are_not_mistaken_for_one(folder: Path) -> None:
     shutil.copytree(folder / "step-00000030", folder / "step-00000040-copy")
-    (folder / "step-00000050").touch()
     assert checkpoint.newest(folder) == folder / "step-00000030"
     assert [checkpoint.step_of(path) for path in checkpoint.steps(folder)] == [10, 20, 30]
     assert checkpoint.newest(folder / "absent") is None
+
+
+def test_a_checkpoint_that_is_a_file_is_named_and_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shutil.rmtree(folder / "step-00000030")
+    (folder / "step-00000030").write_text("mine")
+    assert_falls_back(folder, caplog, "damaged (it is not a folder)")
+    caplog.clear()
+    prune(folder, 1, set())
+    assert caplog.messages == ["checkpoint of step 30 is damaged (it is not a folder): it is not counted and not deleted"]
+    assert steps_in(folder) == [20, 30]
+    assert same(checkpoint.load(checkpoint.save(folder, made(30))), made(30))
 
 
 def assert_falls_back(folder: Path, caplog: pytest.LogCaptureFixture, *named: str) -> None:
@@ -185,11 +195,30 @@ def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest
     assert "No space left on device" in caught.value.what
     assert "step 40" in caught.value.what
     assert caught.value.where == str(folder / "step-00000040")
-    assert re.match(r"it needs [\d.]+ KiB, and [\d.,]+ .?i?B are free .*df -i.*; free some space", caught.value.fix)
+    assert re.match(r"it needs [\d.]+ KiB, and [\d.,]+ .?i?B are free; free some space", caught.value.fix)
     assert sorted(path.name for path in folder.iterdir()) == ["step-00000010", "step-00000020", "step-00000030"]
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(folder))
     monkeypatch.undo()
     assert same(checkpoint.load(checkpoint.save(folder, made(40))), made(40))
+
+
+@pytest.mark.parametrize(("inodes", "named"), [(0, True), (100, False)])
+def test_the_number_of_files_is_named_only_where_it_is_at_its_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, inodes: int, named: bool
+) -> None:
+    disk = os.statvfs(folder)
+    # block sizes, then blocks: all, free, free to this user; then files: all, free, free to this user; flags, longest name
+    few = os.statvfs_result((4096, 4096, 1000, 43, 43, 100, inodes, inodes, disk.f_flag, disk.f_namemax))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(os, "statvfs", lambda _: few)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(folder, made(40))
+    assert ("df -i" in caught.value.fix) == named
+    assert ("172.0 KiB are free" in caught.value.fix) != named
 
 
 def test_files_of_many_pieces_are_whole_and_their_damage_is_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -201,7 +201,10 @@ def test_a_save_on_a_full_disk_tells_what_it_needs(corpus: Path, small_disk: Pat
     assert main(["train", "--resume", str(run.folder)]) == 2
     shown = capsys.readouterr().err.splitlines()
     assert re.search("the checkpoint of step . could not be written: No space left on device", shown[-3])
-    assert re.search("it needs [0-9.]+ KiB, and [0-9.]+ (KiB|B) are free; .* Older checkpoints are intact", shown[-1])
+    told = re.search("it needs ([0-9.]+) KiB, and ([0-9.]+) (KiB|B) are free; .* Older checkpoints are intact", shown[-1])
+    assert told
+    assert float(told[2]) / (1 if told[3] == "KiB" else 1024) < float(told[1])  # blocks and headers are counted
+    assert "df -i" not in shown[-1]
     assert all(checkpoint.find_fault(path) is None for path in checkpoint.steps(run.checkpoints))
     assert not [path for path in run.checkpoints.iterdir() if path.name.startswith(".")]
 

@@ -11,6 +11,8 @@ from small_runs import SMALL, new_run_of, stop_after, task_of
 
 from kilolayer.errors import InputError
 from kilolayer.runs.begin import old_run
+from kilolayer.tasks.causal_lm.task import CausalLMTask
+from kilolayer.tasks.task import Task
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
@@ -48,7 +50,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
         train(run, task_of(run), resume=True)
     assert "the validation set has changed" in caught.value.what
     assert str(run.folder) in caught.value.where
-    assert f"--train.start_from {run.folder}" in caught.value.fix
+    assert f'train={{"start_from": "{run.folder}"}}' in caught.value.fix
     for path in corpus.glob("valid.*"):
         shutil.copy(path, tmp_path / "corpus")
     assert train(run, task_of(run), resume=True) == 0
@@ -114,3 +116,19 @@ def test_a_checkpoint_that_does_not_tell_its_validation_part_goes_on(
     assert "held_out" not in json.loads((path / "state.json").read_text())
     shorten(tmp_path / "corpus", "valid")
     assert train(run, task_of(run), resume=True) == 0
+
+
+def test_a_task_that_does_not_identify_its_held_out_sets_says_so_at_the_start_and_on_resume(
+    tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "whether the validation and test sets are the same after a resume cannot be told: the task has no held_out"
+    with monkeypatch.context() as patch:
+        patch.setattr(CausalLMTask, "held_out", Task.held_out)
+        run = stopped("causal_lm", tmp_path, corpus, patch)
+        assert (run.folder / "log.txt").read_text().count(said) == 1
+        shorten(tmp_path / "corpus", "valid")
+        assert train(run, task_of(run), resume=True) == 0
+    assert (run.folder / "log.txt").read_text().count(said) == 2
+    known = new_run_of("causal_lm", tmp_path / "known", corpus, train={"steps": 1})
+    assert train(known, task_of(known)) == 0
+    assert said not in (known.folder / "log.txt").read_text()

@@ -246,7 +246,7 @@ def test_several_processes_make_a_run_longer(corpus: Path, tmp_path: Path, pool:
 def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with old_run(run) as opened:
         assert data_of(opened, Processes()) is None
-    assert "--train.steps 8 trains it longer" in capsys.readouterr().err
+    assert 'train={"steps": 8} trains it longer' in capsys.readouterr().err
     shutil.rmtree(run / "checkpoints")
     with old_run(run) as opened:
         assert data_of(opened, Processes()) is None

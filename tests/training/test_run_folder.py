@@ -50,7 +50,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not empty") as caught:
         check_new(tmp_path)
     assert caught.value.where == str(tmp_path)
-    assert "--resume" in caught.value.fix
+    assert "resume=True" in caught.value.fix
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 

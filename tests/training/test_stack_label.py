@@ -89,11 +89,11 @@ def run_of(shares: list[float], steps: int) -> int | None:
     ("shares", "steps", "found"),
     [
         ([0.5, *[4e-5] * 4], 100, 40),  # three checks are the least
-        ([0.5, *[4e-5] * 8], 1000, 70),  # 5% of the steps since the first one below
-        ([0.5, *[4e-5] * 4, 1e-4, *[4e-5] * 8], 1000, 120),  # one that is not begins anew
-        ([0.5, *[2e-4] * 20], 1000, 170),  # 15% of the steps, if it is not so low
-        ([0.5, *[2e-4] * 10, 4e-4, *[2e-4] * 20], 1000, 280),
-        ([0.5, *[4e-4] * 50], 1000, None),
+        ([0.5, *[4e-5] * 8], 1000, 50),  # 3% of the steps since the first one below
+        ([0.5, *[4e-5] * 3, 2e-4, *[4e-5] * 8], 1000, 90),  # one that is not begins anew
+        ([0.5, *[8e-5] * 20], 1000, 120),  # 10% of the steps, if it is not so low
+        ([0.5, *[8e-5] * 10, 2e-4, *[8e-5] * 20], 1000, 230),
+        ([0.5, *[2e-4] * 50], 1000, None),
     ],
 )
 def test_a_stack_is_dying_once_it_has_had_no_gradient_for_long_enough(

@@ -251,7 +251,7 @@ def test_the_training_of_a_vocabulary_is_ended_with_its_process(
         patch.setattr(subprocess, "Popen", Endless)
         assert main(typed(tmp_path, corpus, of, **sections)) == 143
     assert [child.returncode for child in children] == [-signal.SIGKILL]
-    assert "before there was anything to resume" in capsys.readouterr().err
+    assert "there is nothing to resume yet" in capsys.readouterr().err
     assert not (tmp_path / "run" / "config.toml").exists()
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]  # no draft, no lock
 
@@ -285,7 +285,7 @@ def test_before_and_after_training_a_signal_acts_at_once(
         assert time.monotonic() - before < 30
     shown = capsys.readouterr().err.splitlines()[-1]
     assert (f"continue with: kilolayer train --resume {tmp_path / 'run'}" in shown) == begun
-    assert ("before there was anything to resume" in shown) != begun
+    assert ("there is nothing to resume yet" in shown) != begun
     assert main(["train", "--resume", str(tmp_path / "run")] if begun else words) == 0
     assert (tmp_path / "run" / "report.html").exists()
 

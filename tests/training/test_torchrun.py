@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import last_checkpoint, new_run, record
+from small_runs import last_checkpoint, new_run, record, table
 
-from kilolayer.config import merge
+from kilolayer.config import dump, merge
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 
@@ -72,7 +72,7 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     run = new_run(tmp_path / "run", corpus, **SPARSE)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
-    holder = int((run.folder / "lock").read_text())
+    holder = int((run.folder / "lock").read_text().split()[0])
     others = [pid for pid in children_of(process.pid) if pid != holder]
     os.kill(holder if first else others[0], signal.SIGKILL)
     _, told = process.communicate(timeout=120)
@@ -80,6 +80,25 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     assert "resumed at step" in told
     assert "bug in Kilolayer" not in told
     assert record(run) == undisturbed
+
+
+def test_a_new_run_goes_on_after_a_restart(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
+    (config := tmp_path / "small.toml").write_text(dump(table(corpus, **SPARSE)))
+    folder = tmp_path / "run"
+    process = start(str(config), "--run", str(folder), restarts=1)
+    while not (folder / "config.toml").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    wait_for_step(Run.open(folder), 5, process)
+    os.kill(int((folder / "lock").read_text().split()[0]), signal.SIGKILL)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 0, told
+    assert "resumed at step" in told
+    assert record(Run.open(folder)) == undisturbed
+    process = start(str(config), "--run", str(folder), restarts=1)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "the run folder is not empty" in told  # another launch begins nothing in it, and goes on with nothing
 
 
 def children_of(parent: int) -> list[int]:
@@ -125,7 +144,7 @@ def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus:
     run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0}}))
     process = start("--resume", str(run.folder), restarts=0)
     wait_for_step(run, 5, process)
-    holder = int((run.folder / "lock").read_text())
+    holder = int((run.folder / "lock").read_text().split()[0])
     workers = children_of(process.pid)
     still = next(pid for pid in workers if (pid == holder) == (frozen == 0))
     before = time.monotonic()

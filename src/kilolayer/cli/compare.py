@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kilolayer.cli.configuration import int_between
-from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.cli.output import show_json, show_parts
 from kilolayer.cli.train import add_run_options
 from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
@@ -18,8 +18,6 @@ from kilolayer.terminal import command, counted, say
 if TYPE_CHECKING:
     from kilolayer.compare.comparison import Comparison
     from kilolayer.compare.grid import Axis
-    from kilolayer.compare.table import ComparisonTable
-    from kilolayer.compare.verdicts import Verdict
 
 MOST_PARALLEL = 1000
 
@@ -50,8 +48,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
-    """Create or open a comparison, train what is left of it, and show the table."""
+    """Create or open a comparison, train what is left of it, and show the table; 1 if a run of it failed."""
     from kilolayer.compare.documents import as_document, write_documents
+    from kilolayer.compare.parts import table_parts
     from kilolayer.compare.queue import run_all
     from kilolayer.compare.result import is_complete
 
@@ -65,14 +64,16 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             say(f"stopped by a signal; continue with: {command()} compare {comparison.folder}")
             return code
     table, verdicts = write_documents(comparison)
+    # A run that diverged or died is a result; of one that failed, nothing is known.
+    code = int(comparison.base is not None and any(result.outcome.kind == "failed" for result in comparison.results()))
     if options.json:
         show_json(as_document(comparison, comparison.results(), table, verdicts))
-        return 0
-    _show(table, verdicts)
+        return code
+    show_parts(table_parts(table, verdicts))
     if comparison.base is not None and not all(map(is_complete, comparison.members)):
         say(f"{summary(comparison)}; continue with: {command()} compare {comparison.folder}")
     say(f"page: {comparison.folder / 'comparison.html'}")
-    return 0
+    return code
 
 
 def summary(comparison: Comparison) -> str:
@@ -142,29 +143,3 @@ def _refuse(given: dict[str, object], of: str) -> None:
     for what, value in given.items():
         if value is not None:
             raise OptionError(f"{what} no effect on {of}", fix="remove it")
-
-
-def _show(table: ComparisonTable, verdicts: list[Verdict]) -> None:
-    """Show the cells by each measure, the best setting in each cell, and how significant the differences are."""
-    for measure in table.measures:
-        show_table(measure.title, table.lines(measure), table.header(measure))
-    chosen = [cell for cell in table.cells if cell.best.alive]
-    if any(cell.best.options and cell.tried > 1 for cell in chosen):
-        from kilolayer.compare.grid import shown_value
-
-        names = list(dict.fromkeys(name for cell in chosen for name in cell.best.options))
-        rows = [
-            [table.title_of(cell), *(shown_value(name, cell.best.options.get(name)) for name in names), str(cell.tried)]
-            for cell in chosen
-        ]
-        show_table(f"the best of each cell, by {table.chosen_by.title}", rows, ["", *names, "tried"])
-    if verdicts:
-        words = {"+": "better", "-": "worse", "=": "no significant difference"}
-        rows = [
-            [each.title, f"{each.significance.difference.value:+.2f}", f"{each.significance.p_value:.3f}", words[found]]
-            for each in verdicts
-            for found in [each.significance.verdict]
-        ]
-        show_table(f"{verdicts[0].significance.metric} against {verdicts[0].best}", rows, ["", "difference", "p", ""])
-    for note in table.notes:
-        show_line(note)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kilolayer.cli.configuration import add_device, int_between, read_tables
-from kilolayer.cli.output import show_json, show_line, show_table
+from kilolayer.cli.configuration import add_device, int_between
+from kilolayer.cli.output import show_json, show_parts
+from kilolayer.cli.prepared import started
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.writing import check_writable
+from kilolayer.tasks import registry
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
-    from kilolayer.probe.diagnosis import Diagnosis
     from kilolayer.tasks.config import RunConfig
     from kilolayer.training.run import Run
 
@@ -26,7 +29,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     from kilolayer.cli.train import add_run_options
 
     add_run_options(parser)
-    parser.add_argument("source", type=Path, metavar="CONFIG.toml|RUN", help="a configuration, or a run folder")
+    parser.add_argument(
+        "source",
+        nargs="?",
+        type=Path,
+        default=registry.EMBEDDED,
+        metavar="CONFIG.toml|RUN",
+        help="a configuration [the embedded default], or a run folder",
+    )
     parser.add_argument(
         "--at", type=int_between(1, 10**12), metavar="STEP", help="step of the run's checkpoint to use [the newest]"
     )
@@ -45,28 +55,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Measure the model, print the diagnosis, and draw it. The exit code is 0 whatever is found."""
-    source = _open(options, typed)
+    _check(options, typed)
     page = options.out or (options.source / "diagnose.html" if kind_of(options.source) == "folder" else None)
     if page is not None:
         check_writable(page)
 
     from kilolayer.probe.diagnose import diagnose
-    from kilolayer.report.diagnosis_page import write_diagnosis
+    from kilolayer.report.diagnosis_page import parts_of, write_diagnosis
 
-    found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
+    with _opened(options.source, typed) as source:
+        found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
     if page is not None:
         write_diagnosis(page, options.source.name or str(options.source), found)
     if options.json:
         show_json(found.table())
     else:
-        show(found)
+        show_parts(parts_of(found))
     if page is not None:
         say(f"page: {page}")
     return 0
 
 
-def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
-    """Open the run or the configuration; contradictory arguments are refused."""
+def _check(options: argparse.Namespace, typed: list[str]) -> None:
+    """Raise for contradictory arguments, before any work."""
     if kind_of(options.source) is None:
         raise InputError("found neither a run nor a configuration", where=str(options.source), fix="check the path")
     if options.out is not None and kind_of(options.out) == "folder":
@@ -78,27 +89,16 @@ def _open(options: argparse.Namespace, typed: list[str]) -> Run | RunConfig:
                 where=str(options.source),
                 fix=f"diagnose {options.source / 'config.toml'} with it",
             )
+    elif options.at is not None:
+        raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
+
+
+@contextmanager
+def _opened(path: Path, typed: list[str]) -> Iterator[Run | RunConfig]:
+    if kind_of(path) == "folder":
         from kilolayer.training.run import Run
 
-        return Run.open(options.source)
-    if options.at is not None:
-        raise OptionError("a configuration has no checkpoints", where="--at", fix="name a run, or remove it")
-    from kilolayer.training.start import read_started
-
-    return read_started(read_tables(options.source, typed))[0]
-
-
-def show(found: Diagnosis) -> None:
-    """Print the verdict and the tables."""
-    from kilolayer.report.diagnosis_page import stacks_table, subtitle, updates_table
-
-    measured = found.measured
-    show_line(f"{subtitle(measured)}\n")
-    for line in found.verdict():
-        show_line(line)
-    show_line()
-    for title, table in (("By layer", stacks_table(measured)), ("Model update", updates_table(measured))):
-        show_table(title, table.rows, table.header)
-    if measured.changes:
-        rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
-        show_table("Change in the output since the start", rows, ["step", "of itself"])
+        yield Run.open(path)
+        return
+    with started(path, typed) as (config, _):
+        yield config

@@ -7,10 +7,11 @@ import importlib
 from pathlib import Path
 
 from kilolayer.cli.configuration import add_device
-from kilolayer.cli.output import show_scores, show_scores_json, tables_of_tests
+from kilolayer.cli.output import show_scores, show_scores_json
 from kilolayer.errors import InputError, OptionError, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.other_text import OtherText
+from kilolayer.tasks.results import tables_of_tests
 from kilolayer.terminal import say
 
 

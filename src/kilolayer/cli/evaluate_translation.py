@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import Flags, int_between
-from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table, tables_of_tests
+from kilolayer.cli.output import show_errors, show_json, show_line, show_scores, show_table
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, resolve
+from kilolayer.tasks.results import tables_of_tests
 
 if TYPE_CHECKING:
     from kilolayer.data.corpora import ScoredPart
@@ -78,7 +79,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         against = {name: dataclasses.asdict(each) for name, each in comparisons.items()}
         show_json({"scores": tables_of_tests(scores), **kept, "against": against})
         return 0
-    show_scores(scores)
+    show_scores(scores, run.registration.headline)
     show_errors(scores)
     for name, each in comparisons.items():
         show_line(f"against {name}: {each}")

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli.output import show_json, show_line
+from kilolayer.cli.output import show_json, show_parts
 from kilolayer.cli.prepared import prepared
 from kilolayer.cli.train import add_run_options
 from kilolayer.tasks import registry
@@ -30,6 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Take the steps and print the forecast."""
     from kilolayer.probe.forecast import STEPS, forecast
+    from kilolayer.report.forecast_parts import parts_of
 
     with prepared(options.config or registry.EMBEDDED, typed) as (config, task):
         say(f"running {STEPS} steps with a learning rate that rises until training breaks down")
@@ -37,20 +38,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json(as_json(found))
     else:
-        show(found)
+        show_parts(parts_of(found))
     return 0
-
-
-def show(found: Forecast) -> None:
-    """Print the forecast."""
-    own = "should live" if found.lives else "is likely to fail"
-    show_line(f"The configuration, learning rate {found.lr:g} after {found.warmup:,} steps of warm-up, {own}.")
-    largest = "none that was tried" if found.largest_lr is None else f"{found.largest_lr:g}"
-    show_line(f"Largest learning rate with this warm-up: {largest}.")
-    shortest = "none that fits the run" if found.shortest_warmup is None else f"{found.shortest_warmup:,} steps"
-    show_line(f"Shortest warm-up for this learning rate: {shortest}.")
-    show_line(f"Why: {found.why}.")
-    show_line(f"How sure: {found.sure}.")
 
 
 def as_json(found: Forecast) -> dict[str, Any]:

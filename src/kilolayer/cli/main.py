@@ -17,10 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from kilolayer import terminal
+from kilolayer import hints, terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
-from kilolayer.errors import KilolayerError, OptionError, file_fault, shown, unknown
+from kilolayer.errors import InputError, KilolayerError, OptionError, file_fault, shown, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.registry import Verb
 from kilolayer.version import VERSION
@@ -59,12 +59,21 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return its exit code: 0 done, 2 an error of the user or the machine, 128 + n ended by signal n."""
+    """Run a subcommand and return its exit code.
+
+    0 done, 1 a run of a comparison failed, 2 an error of the user or the machine, 128 + n ended by signal n.
+    """
     if arguments is None:
         terminal.prepare()
         signal.signal(signal.SIGINT, _exit_on_interrupt)
+    with hints.for_shell():
+        return _exit_code(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _exit_code(words: list[str]) -> int:
     try:
-        code = _run(list(sys.argv[1:] if arguments is None else arguments))
+        _check_current_folder()
+        code = _run(words)
         sys.stdout.flush()
         return code
     except KeyboardInterrupt as ended:
@@ -83,6 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if line:
                 terminal.say(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}...")
         return 2
+
+
+def _check_current_folder() -> None:
+    """Raise if the current folder was deleted: torch would end the process when it is imported."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise InputError("the current folder was deleted", fix="go to another: cd ~") from None
 
 
 def _exit_on_interrupt(*_: object) -> NoReturn:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kilolayer.tasks.registry import Headline, score_digits
+from kilolayer.display import Line, Part, TitledTable
+from kilolayer.tasks.registry import Headline
+from kilolayer.tasks.results import tables_of_tests
 from kilolayer.terminal import printable, say
 
 
 def show_line(text: str = "") -> None:
     """Print a line of results."""
-    print(printable(text))
+    show_parts([Line(text)])
 
 
 def write_text(text: str) -> None:
@@ -29,30 +30,31 @@ def write_text(text: str) -> None:
 
 def show_table(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> None:
     """Print a titled table; the first column is left-aligned, the others right-aligned."""
-    if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(title=Text(printable(title)), title_justify="left", show_header=bool(header), box=None, pad_edge=False)
-        for index in range(max(map(len, [header, *rows]))):
-            table.add_column(Text(printable(header[index])) if header else "", justify="left" if index == 0 else "right")
-        for row in rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
-        Console(highlight=False).print(table, "")
-        return
-    lines = [list(map(str, row)) for row in ([header] if header else []) + list(rows)]
-    widths = [max(len(line[index]) for line in lines if index < len(line)) for index in range(max(map(len, lines)))]
-    show_line(title)
-    for line in lines:
-        cells = [cell.ljust(widths[0]) if index == 0 else cell.rjust(widths[index]) for index, cell in enumerate(line)]
-        show_line("  " + "  ".join(cells).rstrip())
-    show_line()
+    show_parts([TitledTable(title, rows, header)])
 
 
-def tables_of_tests(scores: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The scores of each test set from scores.json, or those of the validation set if they are there instead."""
-    return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
+def show_parts(parts: Iterable[Part]) -> None:
+    """Print the lines and tables of a result, tables on a terminal cut to its width."""
+    for part in parts:
+        if isinstance(part, TitledTable) and sys.stdout.isatty():
+            _show_on_terminal(part)
+        else:
+            for line in part.lines():
+                print(line)
+
+
+def _show_on_terminal(given: TitledTable) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    header, title = given.header, Text(printable(given.title))
+    table = Table(title=title, title_justify="left", show_header=bool(header), box=None, pad_edge=False)
+    for index in range(max(map(len, [header, *given.rows]))):
+        table.add_column(Text(printable(header[index])) if header else "", justify="left" if index == 0 else "right")
+    for row in given.rows:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    Console(highlight=False).print(table, "")
 
 
 def show_scores(scores: dict[str, Any], headline: Headline | None = None) -> None:
@@ -60,68 +62,16 @@ def show_scores(scores: dict[str, Any], headline: Headline | None = None) -> Non
 
     scores: as in scores.json. headline: the task's main score, which may have more decimals.
     """
-    tests = tables_of_tests(scores)
-    if len(tests) > 1:
-        _show_directions(tests, scores.get("averages", {}), headline)
-    else:
-        for name, entry in tests.items():
-            rows = [(each["name"], shown_score(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
-            show_table(name, rows)
-    if tests:
-        _show_weights(scores.get("weights"))
-    else:
+    from kilolayer.report.run_parts import score_parts
+
+    show_parts(score_parts(scores, headline))
+    if not tables_of_tests(scores):
         say("there are no scores: the run has no test set")
-
-
-def _show_directions(
-    tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]], headline: Headline | None
-) -> None:
-    """Print a row per test set and direction, then the averages; how each score is computed is printed once."""
-    names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
-    rows = [[part, *(shown_score(key, entry.get(key, {}), headline) for key in names)] for part, entry in tests.items()]
-    for side, values in averages.items():
-        means = [{"value": values[key]} if key in values else {} for key in names]
-        rows.append([f"average {side}", *(shown_score(key, mean, headline) for key, mean in zip(names, means, strict=True))])
-    show_table("scores by test set", rows, ["", *names.values()])
-    for line in dict.fromkeys(
-        f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
-    ):
-        show_line(line)
-    show_line()
-
-
-def _show_weights(weights: Any) -> None:
-    """Print which checkpoints were scored."""
-    match weights:
-        case {"chosen": str(chosen), "steps": list(steps), "passed_over": list(others)}:
-            fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
-            show_line(f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}\n")
-
-
-def shown_score(key: str, score: dict[str, Any], headline: Headline | None) -> str:
-    """The value of an entry of scores.json, with as many decimals as it or the task specifies; a dash if there is none."""
-    return f"{score['value']:.{score.get('digits', score_digits(key, headline))}f}" if "value" in score else "-"
-
-
-def show_samples(samples: Sequence[dict[str, str]], line: str | None = None) -> None:
-    """Print a model's output on a few texts, as in samples.json; line: the task's format of a sample, if it has one."""
-    for sample in samples:
-        if line is None:
-            show_line("".join(f"{part}: {text}\n" for part, text in sample.items()))
-        else:
-            shown = line.format_map(defaultdict(str, sample))
-            show_line("\n".join(each.rstrip() for each in shown.split("\n")))  # the last part of a line may be empty
-    if samples:
-        show_line()
 
 
 def show_scores_json(scores: dict[str, Any]) -> None:
     """Print the scores of all test sets, and which weights they belong to, as one JSON document."""
     show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
-
-
-def _signature_or_reason(score: dict[str, Any]) -> str:
-    return score["signature"] if "value" in score else f"not available: {score['reason']}"
 
 
 def show_errors(scores: dict[str, Any]) -> None:

@@ -14,24 +14,34 @@ from kilolayer.tasks import registry
 if TYPE_CHECKING:
     from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
+    from kilolayer.training.origins import Origin
+
+
+@contextmanager
+def started(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Origin | None]]:
+    """The configuration of a run, and what it starts from; the embedded corpus is in a temporary folder meanwhile."""
+    from kilolayer.data.grammar import write_corpus
+    from kilolayer.training.start import read_started
+
+    with TemporaryDirectory() as folder:
+        is_embedded = path == registry.EMBEDDED
+        found = read_started(read_tables(path, typed), {"data": {"folder": folder}} if is_embedded else None)
+        if is_embedded:
+            write_corpus(Path(folder))
+        yield found
 
 
 @contextmanager
 def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tuple[RunConfig, Task]]:
-    """The configuration as resolved by its task, and its data; the embedded corpus is kept in a temporary folder.
+    """The configuration as resolved by its task, and its data.
 
     device: where to compute; auto: the configuration's own. A device that this machine does not have is refused before any
     work.
     """
-    from kilolayer.data.grammar import write_corpus
     from kilolayer.training.run import cache_folder, choose_device, prepare
-    from kilolayer.training.start import read_started, vocabulary_of
+    from kilolayer.training.start import vocabulary_of
 
-    with TemporaryDirectory() as folder:
-        is_embedded = path == registry.EMBEDDED
-        config, start = read_started(read_tables(path, typed), {"data": {"folder": folder}} if is_embedded else None)
+    with started(path, typed) as (config, start):
         choose_device(config.train.device if device == "auto" else device)
-        if is_embedded:
-            write_corpus(Path(folder))
         task = prepare(config, cache_folder(), vocabulary_of(start, config))
         yield task.resolve(config), task

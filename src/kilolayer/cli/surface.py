@@ -16,6 +16,7 @@ from kilolayer.cli.prepared import prepared
 from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.writing import make_folder
+from kilolayer.tasks import registry
 from kilolayer.terminal import LiveLine, counted, say
 
 if TYPE_CHECKING:
@@ -37,9 +38,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     parser.add_argument(
         "subject",
+        nargs="?",
         type=Path,
+        default=registry.EMBEDDED,
         metavar="RUN|CONFIG.toml",
-        help="a run folder; or a configuration, for its model before the first step",
+        help="a run folder; or a configuration [the embedded default], for its model before the first step",
     )
     parser.add_argument("--size", type=int_between(3, 501), default=SIZE, help=f"points per side, an odd number [{SIZE}]")
     parser.add_argument(

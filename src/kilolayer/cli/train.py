@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read_tables
-from kilolayer.cli.output import show_json, show_line, show_samples, show_scores, shown_score, tables_of_tests
+from kilolayer.cli.output import show_json, show_parts, show_scores
 from kilolayer.config import option_places, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
@@ -37,6 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FOLDER",
         help="resume a run exactly from its last checkpoint; with a larger --train.steps, also one that is finished",
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the run that is already in the folder, and train it anew"
     )
     parser.add_argument("--json", action="store_true", help="print the scores as one JSON document")
 
@@ -75,6 +78,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
             "--resume takes no configuration and no --run",
             fix="the run folder has its own; give only the options to change, such as --train.steps 20000",
         )
+    if resume and options.overwrite:
+        raise OptionError("--resume continues a run and --overwrite deletes it", fix="remove one of them")
     path = options.config or registry.EMBEDDED
     folder = options.resume or options.run or Path("runs") / path.stem
 
@@ -83,7 +88,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
         if resume:
             return old_run(folder, overrides(typed))
-        return new_run(folder, read_tables(path, typed), processes, is_embedded=path == registry.EMBEDDED)
+        given, is_embedded = read_tables(path, typed), path == registry.EMBEDDED
+        return new_run(folder, given, processes, is_embedded=is_embedded, overwrite=options.overwrite)
 
     is_example = not resume and path == registry.EMBEDDED
     return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json, is_example=is_example))
@@ -98,14 +104,14 @@ def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool
 
 
 def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool, is_example: bool) -> None:
-    from kilolayer.tasks.results import read_samples
+    from kilolayer.report.run_parts import headline_parts, sample_parts
+    from kilolayer.tasks.results import read_samples, tables_of_tests
 
-    tests = tables_of_tests(scores)
     if as_json:
-        show_json(tests)
+        show_json(tables_of_tests(scores))
         return
     task = run.registration
-    show_samples(read_samples(run.folder)[:5], None if task.samples is None else task.samples.line)
+    show_parts(sample_parts(read_samples(run.folder), task))
     show_scores(scores, task.headline)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
@@ -114,7 +120,4 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool, is_ex
         say(f"to train on your own text: {command()} train --help")
     if (reach := activation_hint()) is not None:
         say(reach)
-    if len(tests) == 1 and (headline := task.headline) is not None:
-        (entry,) = tests.values()
-        if "value" in (score := entry.get(headline.key, {})):
-            show_line(f"{score.get('name', headline.title)} {shown_score(headline.key, score, headline)}")
+    show_parts(headline_parts(scores, task))

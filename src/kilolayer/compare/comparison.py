@@ -8,6 +8,7 @@ The runs are ordinary ones; only their own folders show which of them are finish
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import config as configuration
+from kilolayer import hints
 from kilolayer.compare.flat_options import ALWAYS_NAMED, differing_options, flat_options
 from kilolayer.compare.grid import (
     DEPTHS,
@@ -31,14 +33,17 @@ from kilolayer.compare.grid import (
     same,
     settings_of,
 )
+from kilolayer.compare.measure import measures_of
 from kilolayer.compare.result import Member, Result, record_of, result_of
 from kilolayer.config import Table, merge
 from kilolayer.data.grammar import write_corpus
+from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.precedence import override
+from kilolayer.recipes.base import is_built_in
 from kilolayer.report.record import read_record
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -53,13 +58,16 @@ LEFT_BY_A_KILLED_START = ("lock", "data", "base.toml")
 
 
 @dataclass
-class Comparison:
-    """Runs that differ in some options. base: the tables that they share; None for existing runs that are compared.
+class Comparison(Displayed):
+    """Runs that differ in some options; `print` prints their table, as `kilolayer compare` does.
 
+    base: the tables that they share; None for existing runs that are compared.
     started_in: the folder that relative paths in the base start from. named: the options whose values appear in the names of
     the runs: those given as axes, those in which runs differed when they were added, and always recipe, depth and seed. A run
     keeps its name when others are added.
     """
+
+    _laid_out_by = "kilolayer.compare.parts"
 
     folder: Path
     members: list[Member]
@@ -71,12 +79,12 @@ class Comparison:
     def make(
         cls,
         folder: Path,
-        config: Path | None,
+        config: Path | Table | None,
         axes: Sequence[Axis] = (),
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
     ) -> Comparison:
-        """Create a comparison of every combination of the axes; config: a file, or None for the embedded default.
+        """Create a comparison of every combination of the axes; config: a file, its tables, or None for the embedded default.
 
         options: values that override the configuration. settings: single runs, which need not form a grid, instead of axes. All
         are checked before anything is written.
@@ -97,9 +105,8 @@ class Comparison:
         """Open an existing comparison."""
         path = folder / "comparison.toml"
         if kind_of(path) != "file":
-            raise InputError(
-                "this is not a comparison", where=str(folder), fix="name a folder that `kilolayer compare` created"
-            )
+            made = f"name a folder that `{hints.verb('compare')}` created"
+            raise InputError("this is not a comparison", where=str(folder), fix=made)
         folder = resolve(folder)
         table, base = configuration.load(path), configuration.load(folder / "base.toml")
         try:
@@ -123,7 +130,7 @@ class Comparison:
     def make_or_extend(
         cls,
         folder: Path,
-        config: Path | None,
+        config: Path | Table | None,
         axes: Sequence[Axis] = (),
         options: Mapping[str, Any] | None = None,
         settings: Sequence[Mapping[str, Any]] | None = None,
@@ -144,7 +151,7 @@ class Comparison:
             raise InputError(
                 "the folder already holds a comparison of another configuration",
                 where=str(folder),
-                fix=f"choose another with --out, or continue that one: kilolayer compare {folder}",
+                fix=f"{_another_folder()}, or continue that one: {hints.call('compare', folder)}",
             )
         if settings is None:
             found.extend(axes)
@@ -179,7 +186,8 @@ class Comparison:
                 fix="name more runs, or a comparison's folder",
             )
         if out is not None and kind_of(out / "comparison.toml") is not None:
-            raise OptionError("the folder already holds a comparison", where=str(out), fix="choose another: --out FOLDER")
+            another = f"choose another: {hints.argument('out', 'FOLDER')}"
+            raise OptionError("the folder already holds a comparison", where=str(out), fix=another)
         members: list[Member] = []
         for place, options in zip(places, differing_options(configs), strict=True):
             members.append(Member(_unused(place.name, members), options, place))
@@ -226,6 +234,7 @@ class Comparison:
         table = self.table_of(member)
         try:
             config = started_config(table)
+            _check_importable(table, config)
             choose_device(config.train.device)
             find_trackers(config.train)
         except KilolayerError as error:
@@ -256,6 +265,26 @@ class Comparison:
     def result_of(self, member: Member) -> Result:
         """The current result of one run."""
         return result_of(member, self.failures().get(member.name))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The current results as one plain dict for each run, ready for `pandas.DataFrame(comparison.rows())`.
+
+        A row has the run's name, its options, its outcome and the step that it has reached, and every measure of the table by
+        its title, None if the run does not have it.
+        """
+        results = self.results()
+        _, measures = measures_of(results, None if self.task is None else self.task.headline)
+        return [
+            {
+                "run": result.name,
+                **result.options,
+                "outcome": result.outcome.kind,
+                "step": result.outcome.step,
+                "seconds": None if result.seconds is None or math.isnan(result.seconds) else result.seconds,
+                **{each.title: None if math.isnan(value := each.of(result)) else value for each in measures},
+            }
+            for result in results
+        ]
 
     def failures(self) -> dict[str, str]:
         """Why processes of runs have failed, by the names of the runs."""
@@ -314,12 +343,31 @@ class Comparison:
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
 
 
-def base_of(folder: Path, config: Path | None, options: Mapping[str, Any] | None = None) -> Table:
+def base_of(folder: Path, config: Path | Table | None, options: Mapping[str, Any] | None = None) -> Table:
     """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
-    below = configuration.load(config or registry.EMBEDDED)
+    below = config if isinstance(config, dict) else configuration.load(config or registry.EMBEDDED)
     if config is None:
         below = merge(below, {"data": {"folder": str(folder / "data")}})
     return override(RunConfig, below, nested(options or {}))
+
+
+def _check_importable(table: Table, config: RunConfig) -> None:
+    """Raise if a recipe or task is known to this process only: each run is a process of its own."""
+    recipe, task = table.get("model", {}).get("recipe"), table.get("task", registry.DEFAULT)
+    kinds = [("task", task, None if registry.is_built_in(registry.get(task)) else registry.get(task).task)]
+    if not is_built_in(cls := type(config.model.recipe)):
+        name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
+        kinds.append(("recipe", name, f"{cls.__module__}:{cls.__qualname__}"))
+    for kind, name, path in kinds:
+        if path is None or not isinstance(name, str) or (":" in name and not name.startswith("__main__:")):
+            continue
+        here = path.startswith("__main__:") or "<locals>" in path
+        fix = f"write it into a file on the Python path, and name it my_module:{path.rpartition('.')[2].rpartition(':')[2]}"
+        raise OptionError(
+            f"the runs of a comparison are processes of their own, which do not know the {kind} {shown(name)}",
+            where=kind,
+            fix=fix if here else f'name it by its module and class: "{path}"',
+        )
 
 
 def _has(table: Mapping[str, Any], name: str) -> bool:
@@ -345,5 +393,9 @@ def _check_new(folder: Path) -> None:
     try:
         check_new(folder)
     except InputError as error:
-        fix = "choose another: --out FOLDER"
-        raise InputError(error.what.replace("the run folder", "the folder"), where=error.where, fix=fix) from None
+        what = error.what.replace("the run folder", "the folder")
+        raise InputError(what, where=error.where, fix=_another_folder()) from None
+
+
+def _another_folder() -> str:
+    return f"choose another: {hints.argument('out' if hints.in_shell() else 'folder', 'runs/NAME')}"

@@ -16,6 +16,7 @@ from kilolayer.compare.verdicts import Verdict, against_best
 from kilolayer.compare.view import view_of
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.comparison_page import write_comparison_page
+from kilolayer.tasks.results import tables_of_tests
 
 
 def write_documents(comparison: Comparison) -> tuple[ComparisonTable, list[Verdict]]:
@@ -54,5 +55,5 @@ def _run(result: Result, folder: Path) -> dict[str, Any]:
         "seconds": None if seconds is None or math.isnan(seconds) else seconds,
         "train": result.train[-1] if result.train else None,
         "valid": [{key: value for key, value in row.items() if key != "kind"} for row in result.valid],
-        "scores": {name: each for name, each in result.scores.items() if name.startswith("test") or name == "validation"},
+        "scores": tables_of_tests(result.scores),
     }

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.config import Table, merge, toml_value
 from kilolayer.errors import OptionError, shown
 from kilolayer.precedence import override
@@ -39,10 +40,12 @@ class Axis:
     values: tuple[Any, ...]
 
     def __post_init__(self) -> None:
-        if self.name not in (LAYERS, RUN, TASK) and not OPTION.fullmatch(self.name):
+        if self.name not in (LAYERS, RUN, TASK) and not (isinstance(self.name, str) and OPTION.fullmatch(self.name)):
             raise OptionError(f"{shown(self.name)} is not an option", fix="name it with its table, as in train.lr")
         if not self.values:
-            raise OptionError(f"{self.name} has no values", fix=f"separate them with commas: {self.name}=1,2")
+            listed = f'give a list: {{"{self.name}": [1, 2]}}'
+            fix = f"separate them with commas: {self.name}=1,2" if hints.in_shell() else listed
+            raise OptionError(f"{self.name} has no values", fix=fix)
         kept = {_key(value): value for value in self.values}
         object.__setattr__(self, "values", tuple(kept.values()))
         if self.name == LAYERS:
@@ -158,8 +161,11 @@ def _depths(value: Any) -> tuple[int, ...]:
         return (value,)
     if isinstance(value, str) and (found := TWO_DEPTHS.fullmatch(value)):
         return tuple(map(int, found.groups()))
+    both = "60-12" if hints.in_shell() else '"60-12"'
     raise OptionError(
-        f"layers is {shown(value)}", where="--layers", fix="write 6 for each stack, or 60-12 for encoder and decoder"
+        f"layers is {shown(value)}",
+        where=hints.argument("layers"),
+        fix=f"write 6 for each stack, or {both} for encoder and decoder",
     )
 
 

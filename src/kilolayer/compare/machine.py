@@ -22,6 +22,8 @@ SPARE = {"cpu": 2.0, "cuda": 1.3}
 MEMORY = "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
 CGROUP = Path("/sys/fs/cgroup")
 BYTES_VOCABULARY = 260
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""The variables from which torch takes its number of threads; the second overrides the first in MKL's products."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def _gpus() -> list[Device]:
 
 
 def threads_of(parallel: int) -> Mapping[str, str]:
-    """The environment variables that divide the cores among this many processes."""
-    count = str(max(1, cores() // max(1, parallel)))
-    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), count)
+    """The environment variables that divide the cores among this many processes; none if the user has set one of them."""
+    if any(os.environ.get(name) for name in THREADS):
+        return {}
+    return dict.fromkeys(THREADS, str(max(1, cores() // max(1, parallel))))

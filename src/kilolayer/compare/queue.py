@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.compare.common_failure import CommonFailure
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.failure import failure_of
@@ -253,7 +254,7 @@ class _Queue:
         return KilolayerError(
             f"{failed} runs failed in the same way before their first step: {self.failing.text}{others}",
             where=f"full log: {self.comparison.log_path(self.failing.members[-1])}",
-            fix=f"fix the cause, then continue with: kilolayer compare {self.comparison.folder}",
+            fix=f"fix the cause, then continue with: {hints.call('compare', self.comparison.folder)}",
         )
 
     def _show(self) -> None:

@@ -4,47 +4,81 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.documents import write_documents
 from kilolayer.compare.grid import Axis
 from kilolayer.compare.queue import run_all
+from kilolayer.config import Table
 from kilolayer.errors import OptionError, shown
-from kilolayer.files.paths import as_path
-from kilolayer.runs.config_source import plain_tables
+from kilolayer.files.paths import as_path, kind_of
+from kilolayer.runs.config_source import Source, plain_tables, read_source
+from kilolayer.tasks import registry
 from kilolayer.training.stop import Stopped
 
 Axes = Mapping[str, Sequence[Any]] | Sequence[Axis]
 
 
 def run_comparison(
-    config: str | PathLike[str] | None,
-    axes: Axes,
+    config: Source = None,
+    axes: Axes | None = None,
     *,
-    folder: str | PathLike[str],
-    options: Mapping[str, Any] | None = None,
+    folder: str | PathLike[str] | None = None,
     parallel: int | None = None,
     seconds: float | None = None,
+    **tables: Any,
 ) -> Comparison:
     """Train every combination of values, `{"model.recipe": ["post_ln", "pre_ln"], "layers": [6, 18]}`, several runs at once.
 
-    config: a TOML file, or None for the embedded default; `options` ({"train.steps": 500}) override its values. A comparison
-    that is already in the folder is continued, and extended by new values. parallel, seconds: see `run_all`.
+    config: as for `kl.train`: a TOML file, a dict of tables, a configuration, or None for the embedded default; or the folder
+    of a comparison, which is continued.
+    axes: the values of each option that varies. A comparison that is already in the folder is continued, and extended by them.
+    tables: values that override the configuration of all runs, `train={"steps": 500}`.
+    folder: by default runs/compare-NAME, after the file.
+    parallel: the maximum number of runs at once; by default as many as memory and cores allow.
+    seconds: after this time, the runs under way stop with a checkpoint, and the same call continues.
+
+    Progress is printed to stderr. `print(comparison)` prints what `kilolayer compare` prints, a notebook also shows the plots
+    of its page, and `comparison.rows()` returns one dict for each run.
     """
     for name, most, kind in (("parallel", parallel, int), ("seconds", seconds, int | float)):
         if most is not None and not (isinstance(most, kind) and most > 0):
             fix = f"give a {'whole ' if kind is int else ''}number above 0, or None"
             raise OptionError(f"{name} is {shown(most)}", where="run_comparison", fix=fix)
-    if not isinstance(options, Mapping | None):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise OptionError(f"options is {shown(options)}", where="run_comparison", fix='give a dict: {"train.steps": 500}')
-    path = None if config is None else as_path(config, "config")
-    comparison = Comparison.make_or_extend(as_path(folder, "folder"), path, _listed(axes), plain_tables(options or {}))
+    comparison = _opened(config, axes, folder, plain_tables(tables))
     code = run_all(comparison, parallel, seconds)
     if code:
-        raise Stopped(code - 128)
+        raise Stopped(code - 128, f"continue with: {hints.call('compare', comparison.folder)}")
     write_documents(comparison)
     return comparison
+
+
+def _opened(config: Source, axes: Axes | None, folder: str | PathLike[str] | None, over: Table) -> Comparison:
+    """The comparison that is continued, or a new one."""
+    if isinstance(config, str | PathLike) and kind_of(place := as_path(config, "config")) == "folder":
+        if folder is not None or over:
+            what = "a comparison that is continued has its own folder and configuration"
+            raise OptionError(what, where="run_comparison", fix=f"remove {'the tables' if folder is None else 'folder'}")
+        found = Comparison.open(place)
+        if axes is not None:
+            found.extend(_listed(axes))
+        return found
+    if axes is None:
+        fix = 'give the values that differ: {"model.recipe": ["post_ln", "pre_ln"]}'
+        raise OptionError("there is nothing to compare", where="run_comparison", fix=fix)
+    listed, given = _listed(axes), read_source(config, over)
+    return Comparison.make_or_extend(_folder(config, folder), None if config is None else given.tables, listed, given.over)
+
+
+def _folder(config: Source, folder: str | PathLike[str] | None) -> Path:
+    if folder is not None:
+        return as_path(folder, "folder")
+    if config is None or isinstance(config, str | PathLike):
+        return Path("runs") / f"compare-{Path(config or registry.EMBEDDED).stem}"
+    raise OptionError("no folder is given", where="run_comparison", fix='name one: folder="runs/compared"')
 
 
 def _listed(axes: Axes) -> list[Axis]:

@@ -75,7 +75,7 @@ def _of_tokenizer(table: Any, where: str) -> BytePieces:
     # Older files write a merge as one string.
     merges = [each.split(" ") if isinstance(each, str) else each for each in model["merges"]]
     given = _checked(model.get("vocab"), where, [(f"{where}, merge {number}", each) for number, each in enumerate(merges, 1)])
-    added = [each for each in table.get("added_tokens") or [] if isinstance(each.get("id"), int)]
+    added = [each for each in table.get("added_tokens") or [] if type(each.get("id")) is int]
     return replace(given, others=given.others | {str(each.get("content")): each["id"] for each in added})
 
 
@@ -87,6 +87,7 @@ def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, st
     tokens = [each for each in added if isinstance(each, dict)] if isinstance(added, list) else []
     texts = [each.get("content") for each in tokens if not each.get("special")]
     return [
+        (not isinstance(added, list) or len(tokens) < len(added), "its added_tokens are not a list of tables"),
         (kind != "BPE", f"its model is {shown(kind)}, not BPE"),
         (table.get("normalizer") is not None, "it normalises text, which would not come back as it was"),
         (

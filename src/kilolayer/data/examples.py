@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
+from decimal import Decimal
 from pathlib import Path
 from typing import Literal
 
@@ -215,7 +216,7 @@ def _classes_of(part: ExampleFile) -> tuple[str, ...]:
             fix='to predict numbers, set examples.kind = "number"; otherwise check examples.label',
         )
     if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
+        return tuple(sorted(names, key=lambda name: (Decimal(name), name)))  # int() reads at most 4,300 digits
     return tuple(sorted(names))
 
 

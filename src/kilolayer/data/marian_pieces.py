@@ -24,6 +24,8 @@ FILES, NUMBERS, TARGET_NUMBERS = ("source.spm", "target.spm"), "vocab.json", "ta
 SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5
 """SentencePiece's numbers for kinds of pieces."""
+LONGEST_VARINT = 10
+"""Bytes of a number of 64 bits."""
 FIX = "put the files of one MarianTokenizer there: source.spm, target.spm and vocab.json"
 
 
@@ -74,7 +76,7 @@ def _renumbered(path: Path, pieces: list[str]) -> bytes:
     try:
         fields = list(_fields(model))
         known = dict(_piece(value) for number, value, _ in fields if number == 1)
-    except (ValueError, IndexError, struct.error):
+    except (TypeError, ValueError, IndexError, struct.error):
         raise InputError("not a SentencePiece model", where=str(path), fix=FIX) from None
     kinds: dict[str, int] = dict(zip(SPECIAL, (CONTROL, UNKNOWN, CONTROL, CONTROL), strict=True))
     found = []
@@ -112,24 +114,28 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 7 * LONGEST_VARINT, 7):
         byte = data[place]
-        value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        value, place = value | (byte & 127) << shift, place + 1
         if byte < 128:
             return value, place
+    raise ValueError("a number that does not end")
 
 
 def _piece(data: bytes) -> tuple[str, tuple[float, int]]:
     """The text of a piece, its score and its kind."""
     text, score, kind = "", 0.0, NORMAL
     for number, value, _ in _fields(data):
-        if number == 1:
-            text = value.decode()
-        elif number == 2:
-            (score,) = struct.unpack("<f", value)
-        elif number == 3:
-            kind = value
+        match number, value:
+            case 1, bytes():
+                text = value.decode()
+            case 2, bytes():
+                (score,) = struct.unpack("<f", value)
+            case 3, int():
+                kind = value
+            case 1 | 2 | 3, _:
+                raise ValueError(f"field {number} of a piece has another kind")
     return text, (score, kind)
 
 

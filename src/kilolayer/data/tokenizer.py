@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import sentencepiece
 
+from kilolayer import hints
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora
@@ -118,7 +119,9 @@ class Tokenizer:
             self._pieces.id_to_piece(list(range(self.vocab_size)))  # the damage may be in one piece only
         except (RuntimeError, UnicodeDecodeError):
             raise InputError(
-                "not a SentencePiece model", where=where, fix="give the .model file that `spm_train` or `kilolayer train` wrote"
+                "not a SentencePiece model",
+                where=where,
+                fix=f"give the .model file of `spm_train` or `{hints.verb('train')}`",
             ) from None
         ids = tuple(getattr(self._pieces, name)() for name in ("pad_id", "unk_id", "bos_id", "eos_id"))
         if ids != (PAD, UNKNOWN, START, END):

@@ -29,6 +29,9 @@ WORDS_FILE, OPTIONS_FILE = "vocab.txt", "tokenizer_config.json"
 FIX = f"put BERT's {BYTE_BPE_FILE}, or its {WORDS_FILE}, in its place"
 # Text can be cut at line ends: no piece crosses one.
 SPLITTERS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
+# Of any number of these, text becomes longer by a small factor at most.
+NORMALIZERS = ("BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Strip", "StripAccents")
+LONGEST_PREFIX, LONGEST_WORD = 100, 1000  # in characters; a word's time grows with their product, and its own square
 LINES = 4096  # encoded at once: a token takes a hundred bytes of memory until its id is read
 
 
@@ -77,12 +80,24 @@ def _renumbered(table: Any, where: str) -> WordPieces:
     model = table.get("model") if isinstance(table, dict) else None
     if not isinstance(model, dict) or model.get("type") != "WordPiece" or not isinstance(model.get("vocab"), dict):
         raise InputError("the file does not hold a WordPiece vocabulary", where=where, fix=FIX)
-    splitter = table.get("pre_tokenizer") or {}
-    if splitter.get("type") not in SPLITTERS:
-        raise InputError(
-            f"its pre_tokenizer is {shown(splitter.get('type'))}", where=where, fix=f"supported: {', '.join(SPLITTERS)}"
-        )
-    added = [each for each in table.get("added_tokens") or [] if isinstance(each, dict)]
+    kind = _type_of(table.get("pre_tokenizer"))
+    if kind not in SPLITTERS:
+        raise InputError(f"its pre_tokenizer is {shown(kind)}", where=where, fix=f"supported: {', '.join(SPLITTERS)}")
+    for kind in _normalizers(table.get("normalizer")):
+        if kind not in NORMALIZERS:
+            raise InputError(f"its normalizer is {shown(kind)}", where=where, fix=f"supported: {', '.join(NORMALIZERS)}")
+    prefix, unknown = model.get("continuing_subword_prefix", "##"), model.get("unk_token", FIRST[1])
+    longest = model.get("max_input_chars_per_word", 100)
+    for wrong, what in (
+        (unknown != FIRST[1], f"its unk_token is {shown(unknown)}, not {FIRST[1]}"),
+        (not isinstance(prefix, str) or len(prefix) > LONGEST_PREFIX, f"its continuing_subword_prefix is {shown(prefix)}"),
+        (type(longest) is not int or not 0 < longest <= LONGEST_WORD, f"its max_input_chars_per_word is {shown(longest)}"),
+    ):
+        if wrong:
+            raise InputError(what, where=where, fix=FIX)
+    added = table.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(each, dict) for each in added):
+        raise InputError("its added_tokens are not a list of tables", where=where, fix=FIX)
     if texts := [each.get("content") for each in added if not each.get("special")]:
         raise InputError(f"it adds tokens for ordinary text, such as {shown(texts[0])}", where=where, fix=FIX)
     known = {**{str(each.get("content")): each.get("id") for each in added}, **model["vocab"]}
@@ -98,12 +113,32 @@ def _renumbered(table: Any, where: str) -> WordPieces:
         "padding": None,
         "added_tokens": [],
         "normalizer": table.get("normalizer"),
-        "pre_tokenizer": splitter,
+        "pre_tokenizer": table["pre_tokenizer"],
         "post_processor": None,
-        "decoder": {"type": "WordPiece", "prefix": model.get("continuing_subword_prefix", "##"), "cleanup": True},
-        "model": {**model, "vocab": {piece: token for token, piece in enumerate(pieces)}},
+        "decoder": {"type": "WordPiece", "prefix": prefix, "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": unknown,
+            "continuing_subword_prefix": prefix,
+            "max_input_chars_per_word": longest,
+            "vocab": {piece: token for token, piece in enumerate(pieces)},
+        },
     }
     return WordPieces(renumbered, [known[piece] for piece in pieces])
+
+
+def _normalizers(found: Any) -> set[Any]:
+    """The types of a normalizer, and of all in a sequence."""
+    if found is None:
+        return set()
+    if _type_of(found) == "Sequence" and isinstance(found.get("normalizers"), list):
+        return set().union(*map(_normalizers, found["normalizers"]))
+    return {_type_of(found)}
+
+
+def _type_of(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 class WordPieceVocabulary:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kilolayer import hints
 from kilolayer.convert.fold import AnyModel
 from kilolayer.convert.huggingface.foreign_class import is_plain
 from kilolayer.convert.spelled_out import spell_out
@@ -48,7 +49,9 @@ def _import_specs() -> Any:
         from ctranslate2 import specs
     except ImportError:
         raise OptionError(
-            "exporting to CTranslate2 needs the package ctranslate2", where="--to", fix="pip install 'kilolayer[export]'"
+            "exporting to CTranslate2 needs the package ctranslate2",
+            where=hints.argument("to"),
+            fix="pip install 'kilolayer[export]'",
         ) from None
     return specs
 
@@ -72,7 +75,7 @@ def _check(source: Source, model: AnyModel) -> None:
         raise InputError(
             "CTranslate2 does not support this model",
             where=f"{source.run.folder}: {'; '.join(found)}",
-            fix="export it with --to huggingface",
+            fix=f"export it with {hints.argument('to', 'huggingface')}",
         )
 
 

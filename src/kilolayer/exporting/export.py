@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -16,7 +14,7 @@ from kilolayer.exporting.huggingface import huggingface_files
 from kilolayer.exporting.remote_class import architecture_of, remote_use
 from kilolayer.exporting.source import Source
 from kilolayer.files.paths import as_path, resolve
-from kilolayer.files.writing import PART, unwritable, write
+from kilolayer.files.writing import draft_of, unwritable, write
 
 Target = Literal["huggingface", "ctranslate2"]
 
@@ -86,14 +84,9 @@ def _write_files(folder: Path, files: dict[str, bytes]) -> None:
     """Write all files at once: to a temporary folder next to `folder`, which is renamed when complete."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        draft = folder.parent / f".{folder.name[:100]}.{secrets.token_hex(4)}{PART}"
-        draft.mkdir()
-        try:
+        with draft_of(folder, folder=True) as draft:
             for name, content in files.items():
                 write(draft / name, content)
             os.rename(draft, folder)
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
     except OSError as error:
         raise unwritable(folder, error) from None

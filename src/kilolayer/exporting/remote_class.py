@@ -13,6 +13,7 @@ from types import ModuleType
 
 from safetensors.torch import save
 
+from kilolayer import hints
 from kilolayer.data.vocabulary import load_vocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.exporting.card import transformers_use
@@ -65,7 +66,9 @@ def import_classes() -> ModuleType:
         from kilolayer import auto_classes
     except ImportError:
         raise OptionError(
-            "exporting this model needs the package transformers", where="--to", fix="pip install 'kilolayer[export]'"
+            "exporting this model needs the package transformers",
+            where=hints.argument("to"),
+            fix="pip install 'kilolayer[export]'",
         ) from None
     return auto_classes
 

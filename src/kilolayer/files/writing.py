@@ -3,43 +3,122 @@
 A run folder may come from someone else. A link in it with the name of a file that we write could redirect our output to any
 place. New files are therefore written next to their destination and renamed, which replaces a link without touching its target;
 appending to a link is refused.
+
+Such a draft is locked by the process that writes it. The operating system releases the lock when the process dies, so the next
+write to the same place can tell which drafts are abandoned, and removes them.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
+import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.errors import WriteError, file_fault
 
 APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 PART = ".part"
-"""Suffix of a file that is being written; a killed process may leave such a file behind."""
+"""Suffix of a file or a folder that is being written; a killed process may leave it behind."""
+LONGEST_NAME = 200
+"""Bytes of a name that the name of its draft repeats."""
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Write a file atomically: a reader sees the old one or the new one, even after a power failure."""
     data = content.encode() if isinstance(content, str) else content
-    draft = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}{PART}")
     try:
-        try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(descriptor)
+        with draft_of(path) as draft:
+            write_parts(draft, [data])
             os.replace(draft, path)
             sync(path.parent)
-        except BaseException:
-            with suppress(OSError, ValueError):
-                draft.unlink(missing_ok=True)
-            raise
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from None
+
+
+@contextmanager
+def draft_of(path: Path, *, folder: bool = False, stays: bool = False) -> Iterator[Path]:
+    """A new empty file, or folder, next to `path`, which the caller fills and renames to it.
+
+    If an error is raised, the draft is removed, unless it `stays`. Drafts of `path` that a killed process left are removed at
+    the end.
+    """
+    draft, descriptor = _new_draft(path, folder)
+    try:
+        yield draft
+    except BaseException:
+        if not stays:
+            _discard(draft)
+        raise
+    else:
+        remove_drafts(path.parent, path.name)
+    finally:
+        os.close(descriptor)
+
+
+def _new_draft(path: Path, folder: bool) -> tuple[Path, int]:
+    """A new draft and the descriptor that holds its lock."""
+    while True:
+        draft = path.with_name(f".{_cut(path.name)}.{secrets.token_hex(4)}{PART}")
+        if folder:
+            draft.mkdir()
+        flags = os.O_RDONLY if folder else os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(draft, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # a file system without locks: its drafts are never taken for abandoned
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.lexists(draft):
+            return draft, descriptor
+        os.close(descriptor)  # removed as abandoned between its creation and its lock
+
+
+def remove_drafts(folder: Path, name: str | None = None) -> None:
+    """Remove the drafts in a folder whose process is dead: those of the file `name`, or of any file."""
+    pattern = re.compile(rf"\.{'.*' if name is None else re.escape(_cut(name))}\.[0-9a-f]{{8}}{re.escape(PART)}", re.DOTALL)
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if pattern.fullmatch(entry.name):
+                _remove_abandoned(Path(entry.path), entry.is_dir(follow_symlinks=False))
+
+
+def _remove_abandoned(draft: Path, folder: bool) -> None:
+    with suppress(OSError):  # its writer is alive, another process has just removed it, or it belongs to another user
+        # NFS can lock only files that are open for writing.
+        flags = os.O_RDONLY | os.O_DIRECTORY if folder else os.O_WRONLY
+        descriptor = os.open(draft, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _discard(draft)
+        finally:
+            os.close(descriptor)
+
+
+def _discard(draft: Path) -> None:
+    if draft.is_dir() and not draft.is_symlink():
+        shutil.rmtree(draft, ignore_errors=True)
+    else:
+        with suppress(OSError, ValueError):
+            draft.unlink(missing_ok=True)
+
+
+def _cut(name: str) -> str:
+    return os.fsencode(name)[:LONGEST_NAME].decode(errors="ignore")
+
+
+def write_parts(draft: Path, parts: Iterable[bytes | memoryview]) -> None:
+    """Write the parts of a file one after the other, to disk."""
+    descriptor = os.open(draft, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(descriptor)
 
 
 def append(path: Path, text: str) -> None:
@@ -90,7 +169,8 @@ def make_folder(path: Path) -> None:
             raise WriteError(
                 "this folder is a symbolic link, and files would be written elsewhere",
                 where=str(path),
-                fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with --run",
+                fix="remove the link; to keep a run on another disk, link the whole run folder, or name it with "
+                f"{hints.argument('run')}",
             )
     except (OSError, ValueError) as error:
         raise unwritable(path, error) from None

@@ -45,6 +45,11 @@ def generate(
         raise InputError(
             f"the source has shape {list(source.shape)}", fix="give int64 ids of shape [batch, length], at least 1 x 1"
         )
+    if source.is_meta or next(model.parameters()).is_meta:
+        raise InputError(
+            "the model or its source is on the meta device, where there are no values",
+            fix="call model.materialise(device) first, or load its weights; and make the source there",
+        )
     lengths = (source != PAD).sum(dim=1).tolist()
     if 0 in lengths:
         raise InputError(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.config import strict
-from kilolayer.errors import InputError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.layers.view import Sequences
@@ -22,7 +22,10 @@ from kilolayer.recipes.base import Recipe
 
 
 class EncoderDecoder(Model):
-    """An encoder, and a causal decoder that also attends to the encoder's output. The options are those of `ModelConfig`."""
+    """An encoder, and a causal decoder that also attends to the encoder's output. The options are those of `ModelConfig`.
+
+    layers: the number of layers of each stack whose own number is not given.
+    """
 
     @strict
     def __init__(
@@ -31,10 +34,11 @@ class EncoderDecoder(Model):
         dim: int,
         heads: int,
         ffn_dim: int,
-        encoder_layers: int,
-        decoder_layers: int,
+        encoder_layers: int | None = None,
+        decoder_layers: int | None = None,
         recipe: str | Recipe = recipes.DEFAULT,
         *,
+        layers: int | None = None,
         source_vocab_size: int | None = None,
         kv_heads: int | None = None,
         activation: Activation = "relu",
@@ -56,7 +60,11 @@ class EncoderDecoder(Model):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self._build(ModelConfig.of("encoder_decoder", locals()), device, dtype)
+        config = ModelConfig.of("encoder_decoder", locals())
+        if layers is None and (encoder_layers is None or decoder_layers is None):
+            fix = "give layers for both stacks, or encoder_layers and decoder_layers"
+            raise OptionError("the number of layers is missing", where="in EncoderDecoder(...)", fix=fix)
+        self._build(config, device, dtype)
 
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size

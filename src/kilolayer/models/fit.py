@@ -1,10 +1,21 @@
-"""Check that a set of weights fits a model."""
+"""Check that a set of weights fits a model, and before the model is built, that it can."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from torch import Tensor
+
+from kilolayer.models.config import ModelConfig
+
+LEAST_PER_LAYER, MOST_PER_LAYER, BESIDE_LAYERS = 4, 100, 1000
+"""Bounds on the tensors of a layer, which has two projections in each of its sublayers, and on those outside of layers."""
+
+
+def number_of_tensors(config: ModelConfig) -> range:
+    """How many tensors a file with the weights of this model can hold; found without building it, which takes time by layer."""
+    layers = sum(config.depths.of(side) for side in config.depths.sides)
+    return range(LEAST_PER_LAYER * layers, MOST_PER_LAYER * layers + BESIDE_LAYERS)
 
 
 def find_misfit(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError, shown
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.layers.projection import PreciseProjection, Projection
@@ -33,6 +34,12 @@ class Model(nn.Module):
     seed: int
     may_lack_calibration: bool
     output_bias: ScoreBias | None
+
+    def __new__(cls, *values: Any, **options: Any) -> Self:
+        if values and isinstance(values[0], ModelConfig | Mapping):
+            fix = f"build it with kl.build_model(config): {cls.__name__} takes the options themselves"
+            raise OptionError(f"vocab_size is {type(values[0]).__name__}", where=f"in {cls.__name__}(...)", fix=fix)
+        return super().__new__(cls)
 
     @classmethod
     def from_config(

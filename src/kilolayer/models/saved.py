@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import secrets
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,21 +15,21 @@ from kilolayer import config as configuration
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of
 from kilolayer.files.reading import read_text
-from kilolayer.files.tensors import load_tensors, save_tensors
-from kilolayer.files.writing import PART, make_folder, move, remove, write
+from kilolayer.files.tensors import load_tensors, write_tensors
+from kilolayer.files.writing import PART, draft_of, make_folder, move, remove, unwritable, write
 from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
-DRAFTS = f".*{WEIGHTS}.*{PART}"
+DRAFTS = f".{WEIGHTS}.*{PART}"
 """Pattern of the temporary files that an interrupted `save` leaves behind."""
 
 
@@ -39,18 +40,25 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
     after a kill, the folder holds the old model, the new one, or no weights at all.
     """
     config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
-    _check_place(folder)
-    make_folder(folder)
-    draft = folder / f".{WEIGHTS}.{secrets.token_hex(4)}{PART}"
-    save_tensors(draft, _tensors_of(model))
-    if kind_of(folder / CONFIG) != "file" or read_text(folder / CONFIG) != config:
-        # Old weights could fit the new configuration and be loaded with it, so they are removed first.
-        remove(folder / WEIGHTS)
-        write(folder / CONFIG, config)
-    move(draft, folder / WEIGHTS)
-    for left in folder.glob(DRAFTS):
-        remove(left)
+    check_folder(folder, CONFIG, _read_config)
+    write_model(folder, CONFIG, config, tensors_of(model))
     return folder
+
+
+def write_model(folder: Path, name: str, config: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write a model's configuration, to a file of this name, and its weights beside it."""
+    make_folder(folder)
+    try:
+        # The draft of an interrupted save stays, as a sign that a folder without weights is a model's.
+        with draft_of(folder / WEIGHTS, stays=True) as draft:
+            write_tensors(draft, tensors)
+            if kind_of(folder / name) != "file" or read_text(folder / name) != config:
+                # Old weights could fit the new configuration and be loaded with it, so they are removed first.
+                remove(folder / WEIGHTS)
+                write(folder / name, config)
+            move(draft, folder / WEIGHTS)
+    except OSError as error:
+        raise unwritable(folder / WEIGHTS, error) from None
 
 
 def load_model(
@@ -61,7 +69,6 @@ def load_model(
     if dtype is not None:
         check_dtype(dtype)
     config, states_dtype = _read_config(folder)
-    model = build_model(config, device="meta", seed=0)
     path = folder / WEIGHTS
     if kind_of(path) is None:
         raise InputError(
@@ -69,8 +76,14 @@ def load_model(
             where=str(folder),
             fix="restore the file; if saving was interrupted, save the model again",
         )
-    tensors = load_tensors(path, str(place), fix="the file is damaged: save the model again")
-    if misfit := find_misfit(_tensors_of(model), tensors):
+    tensors = load_tensors(
+        path,
+        str(place),
+        number=number_of_tensors(config),
+        fix=f"the file is damaged, or not of the same model as {CONFIG}: save the model again",
+    )
+    model = build_model(config, device="meta", seed=0)
+    if misfit := find_misfit(tensors_of(model), tensors):
         raise InputError(
             f"the weights do not fit the configuration: {misfit}",
             where=str(path),
@@ -97,14 +110,15 @@ def _table_of(model: Model) -> configuration.Table:
         raise InputError(
             f"{type(model).__name__} is not a Kilolayer model",
             where="kl.save",
-            fix="give an Encoder, a Decoder or an EncoderDecoder, and then the folder; a run's is kl.load(folder).model",
+            fix="give an Encoder, a Decoder, an EncoderDecoder or a model that kl.adapt has changed, and then the folder; "
+            "a run's is kl.load(folder).model",
         )
     refuse_part(model)
-    tensors = _tensors_of(model)
+    tensors = tensors_of(model)
     if any(tensor.is_meta for tensor in tensors.values()):
         raise InputError("the model has no weights yet: it is on the meta device", fix="call model.materialise(device) first")
     table = {"model": configuration.table_of(model.config)}
-    if misfit := find_misfit(tensors, _tensors_of(build_model(table["model"], device="meta", seed=0))):
+    if misfit := find_misfit(tensors, tensors_of(build_model(table["model"], device="meta", seed=0))):
         raise InputError(
             f"the model is not the one that its configuration describes: {misfit}",
             fix="save model.state_dict() with safetensors: a module of your own is in no configuration",
@@ -113,7 +127,7 @@ def _table_of(model: Model) -> configuration.Table:
     return table if states is None else {**table, "states_dtype": str(states).removeprefix("torch.")}
 
 
-def _tensors_of(model: Model) -> dict[str, Tensor]:
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers, each once, including buffers that are not in the state dict, such as per-layer constants."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
@@ -134,8 +148,8 @@ def _set_states_dtype(model: Model, dtype: torch.dtype | None) -> None:
             module.states_dtype = dtype
 
 
-def _check_place(folder: Path) -> None:
-    """Raise if the folder holds anything but a saved model."""
+def check_folder(folder: Path, config: str, read: Callable[[Path], Any]) -> None:
+    """Raise if the folder holds anything but a saved model whose configuration has this name, and which `read` can read."""
     kind = kind_of(folder)
     if kind is None:
         return
@@ -146,8 +160,8 @@ def _check_place(folder: Path) -> None:
     except OSError as error:
         reason, fix = file_fault(error)
         raise InputError(f"the folder cannot be read: {reason}", where=str(folder), fix=fix) from None
-    if names == {CONFIG, WEIGHTS} or (names == {CONFIG} and any(folder.glob(DRAFTS))):
-        _read_config(folder)
+    if names == {config, WEIGHTS} or (names == {config} and any(folder.glob(DRAFTS))):
+        read(folder)
     elif names:
         raise InputError("the folder holds something else", where=str(folder), fix="choose a new folder, or empty this one")
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from kilolayer import hints
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ class _Watch(threading.Thread):
             for rank, step in behind.items():
                 say(f"kilolayer: process {rank} has made no progress since step {step}")
             say(f"  the others have waited for {self.timeout:.0f} seconds (train.timeout)")
-            say("  find out what blocks it, then continue with --resume; if steps really take that long, raise train.timeout")
+            resume = hints.argument("resume")
+            say(f"  find out what blocks it, then continue with {resume}; if steps really take that long, raise train.timeout")
         else:
             time.sleep(2 * POLL_SECONDS)  # torchrun ends all processes when the first one ends
         os._exit(1)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer import config as configuration
 from kilolayer.errors import InputError, shown
@@ -18,6 +18,7 @@ from kilolayer.files.paths import kind_of
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
 from kilolayer.probe.diagnosis import Diagnosis, Settings, measure
+from kilolayer.probe.foreign import diagnose_foreign
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.subject import starting_model, training_loss
 from kilolayer.probe.trial import Trial
@@ -47,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 def diagnose(
-    source: Model | Run | HasFolder | RunConfig | Path | str,
-    loss: Loss | None = None,
+    source: nn.Module | Run | HasFolder | RunConfig | Path | str,
+    loss: Callable[[Any], Tensor] | None = None,
     *,
     settings: Settings | None = None,
     steps: int = 0,
@@ -58,7 +59,8 @@ def diagnose(
     """Measure on one batch what depth does to `source`, and suggest what to change.
 
     source: a model; a run, as `kl.load` returns it, or its folder, whose newest checkpoint is measured; or a configuration or
-    its TOML file, whose model is measured at initialization.
+    its TOML file, whose model is measured at initialization. A model may also be one of torch or of Hugging Face's
+    Transformers, adapted or not, whose layers are in a list; what goes on inside of its layers is then not measured.
     loss: a function that computes the loss of a batch from the model; required with a model, otherwise that of the task.
     settings: how the model will be trained; by default Adam with its usual settings.
     steps: for a configuration, train this many steps and measure how far they move the output.
@@ -69,13 +71,16 @@ def diagnose(
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
-    elif not isinstance(source, Model | Run | RunConfig):
+    elif not isinstance(source, nn.Module | Run | RunConfig):
         source = Run.open(_folder_of(source))
     if not isinstance(steps, int) or steps < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"steps is {shown(steps)}", fix="give the number of steps to train, or remove it")
-    if isinstance(source, Model):
-        if loss is None or steps or at is not None:
-            raise InputError("a model is diagnosed with a loss, at its current weights", fix="diagnose(model, loss)")
+    if isinstance(source, nn.Module):
+        if not callable(loss) or steps or at is not None:
+            fix = "give a function that computes it: kl.diagnose(model, lambda model: model(**batch).loss)"
+            raise InputError("a model is diagnosed with a loss, at its current weights", fix=fix)
+        if not isinstance(source, Model):
+            return diagnose_foreign(source, loss, settings or Settings())
         return judge(measure(source, loss, settings or Settings()))
     if loss is not None or settings is not None:
         raise InputError("loss and settings are those of the run", fix="give them only with a model")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
+from kilolayer.display import Displayed
 from kilolayer.layers.embedding import VocabularyProjection
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change
@@ -24,6 +26,8 @@ from kilolayer.probe.updates import UpdateSizes, update_sizes
 from kilolayer.tasks.train_config import Schedule, TrainConfig
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.stack_label import DeadStack, first_layers
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,13 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """The measurements and the findings that follow from them; the model is healthy if there are none."""
+class Diagnosis(Displayed):
+    """The measurements and the findings that follow from them; the model is healthy if there are none.
+
+    It prints what `kilolayer diagnose` prints; a notebook also shows its first plots.
+    """
+
+    _laid_out_by = "kilolayer.report.diagnosis_page"
 
     measured: Measurements
     findings: tuple[Finding, ...] = field(default=())
@@ -136,7 +145,7 @@ def measure(
     source_gain: float | None = None,
 ) -> Measurements:
     """Run all probes on one batch, in fp32 or higher precision. loss: computes the loss of the batch from a model."""
-    model, config = _precise(model), model.config
+    model, config = in_full_precision(model), model.config
     with forward_hooks(model):
         value = compute(model, loss)
     with torch.random.fork_rng(devices=[]):
@@ -161,7 +170,7 @@ def measure(
         )
 
 
-def _precise(model: Model) -> Model:
+def in_full_precision(model: AnyModule) -> AnyModule:
     """The model itself, or a copy in fp32 if some of its weights have lower precision."""
     return copy.deepcopy(model).float() if any(weight.dtype.itemsize < 4 for weight in model.parameters()) else model
 

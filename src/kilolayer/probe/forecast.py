@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from kilolayer import config as configuration
+from kilolayer.display import Displayed
 from kilolayer.errors import OptionError
 from kilolayer.files.paths import as_path
 from kilolayer.probe.range_test import fading_rate, sweep_rates, turning_rate
@@ -62,13 +63,15 @@ class RangeTest:
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """The forecast for a configuration.
+class Forecast(Displayed):
+    """The forecast for a configuration; it prints what `kilolayer forecast` prints.
 
     largest_lr: the largest of the candidate rates that is stable with the configuration's warm-up; None if none is.
     shortest_warmup: the shortest of the candidate warm-ups, in steps, with which the configuration's rate is stable; or None.
     why: the reason in words. measured: the steps and their results. sure: what the forecast is based on.
     """
+
+    _laid_out_by = "kilolayer.report.forecast_parts"
 
     largest_lr: float | None
     shortest_warmup: int | None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kilolayer.layers.block import Block
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByKind, ByLayer
@@ -51,6 +54,12 @@ class Gradients:
 
 def measure_gradients(model: Model, loss: Loss) -> Gradients:
     """Measure the gradient of `loss` at the current weights, without dropout; .grad is not changed."""
+    layers = {stack.side: list(stack.layers()) for stack in model.stacks()}
+    return gradients_by_layer(model, loss, layers)
+
+
+def gradients_by_layer(model: nn.Module, loss: Callable[[Any], Tensor], stacks: Mapping[str, Sequence[nn.Module]]) -> Gradients:
+    """As `measure_gradients`, for the layers of each stack of any model."""
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     with in_mode(model, training=False):
         found = torch.autograd.grad(loss(model), trained, allow_unused=True)
@@ -64,16 +73,20 @@ def measure_gradients(model: Model, loss: Loss) -> Gradients:
     layers: ByLayer = {}
     per_parameter: ByLayer = {}
     over_factor: ByLayer = {}
-    for stack in model.stacks():
-        blocks = stack.layers()
-        kinds[stack.side] = {
-            str(kind): tuple(_norm(block.get_submodule(kind), squares) for block in blocks) for kind in blocks[0].kinds()
-        }
-        layers[stack.side] = tuple(_norm(block, squares) for block in blocks)
+    for side, blocks in stacks.items():
+        kinds[side] = {kind: tuple(_norm(block.get_submodule(kind), squares) for block in blocks) for kind in _kinds(blocks[0])}
+        layers[side] = tuple(_norm(block, squares) for block in blocks)
         roots = [math.sqrt(sum(weight.numel() for weight in block.parameters() if weight in squares) or 1) for block in blocks]
-        per_parameter[stack.side] = tuple(_norm(block, squares) / root for block, root in zip(blocks, roots, strict=True))
-        over_factor[stack.side] = tuple(_norm(block, over_factors) / root for block, root in zip(blocks, roots, strict=True))
+        per_parameter[side] = tuple(_norm(block, squares) / root for block, root in zip(blocks, roots, strict=True))
+        over_factor[side] = tuple(_norm(block, over_factors) / root for block, root in zip(blocks, roots, strict=True))
     return Gradients(kinds, layers, per_parameter, over_factor, math.sqrt(sum(squares.values())))
+
+
+def _kinds(block: nn.Module) -> list[str]:
+    """The names of a layer's sublayers; in a layer of another library, of its parts that have weights."""
+    if isinstance(block, Block):
+        return list(map(str, block.kinds()))
+    return [name for name, part in block.named_children() if any(True for _ in part.parameters())]
 
 
 def _norm(module: nn.Module, squares: dict[nn.Parameter, float] | dict[Tensor, float]) -> float:

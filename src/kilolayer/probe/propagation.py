@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,16 +51,17 @@ def relative_update(
     loss: Loss,
     output: Callable[[Model], Tensor],
     optimizer: Callable[..., torch.optim.Optimizer],
-    moving: Literal["all", "matrices"] = "all",
+    moving: Literal["all", "matrices"] | Callable[[Any], list[nn.Parameter]] = "all",
 ) -> float:
     """||F(x, after one step) - F(x)|| / ||F(x)||: DeepNet's model update (equation 1), of a copy of the model without dropout.
 
     output: computes F(x). optimizer: creates the optimizer from the parameters, with its learning rate. moving: the parameters
-    that are updated: all, or only the matrices of the sublayers, as in DeepNet's Theorems 2 and 3. Adam's learning rate and eps
-    are multiplied by the factors of the model's recipe.
+    that are updated: all, only the matrices of the sublayers, as in DeepNet's Theorems 2 and 3, or those that a function finds.
+    Adam's learning rate and eps are multiplied by the factors of the model's recipe.
     """
     start, trained = copy.deepcopy(model).eval(), copy.deepcopy(model).eval()
-    weights = _matrices(trained) if moving == "matrices" else list(trained.parameters())
+    find = {"all": lambda each: list(each.parameters()), "matrices": _matrices}[moving] if isinstance(moving, str) else moving
+    weights = find(trained)
     factors = recipe_rates(trained)
     stepper = optimizer([{"params": [weight]} for weight in weights] if factors else weights)
     for group in stepper.param_groups:

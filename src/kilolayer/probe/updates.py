@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
-from kilolayer.models.model import Model
 from kilolayer.probe.places import top_states
 from kilolayer.probe.propagation import Loss, relative_update
 
@@ -33,10 +35,21 @@ class UpdateSizes:
 
 
 def update_sizes(
-    model: Model, loss: Loss, *, lr: float, sgd_lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.98), eps: float = 1e-8
+    model: Any,
+    loss: Loss,
+    *,
+    lr: float,
+    sgd_lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    output: Callable[[Any], Tensor] | None = None,
+    matrices: Literal["matrices"] | Callable[[Any], list[nn.Parameter]] = "matrices",
 ) -> UpdateSizes:
-    """Measure the output of the last stack at real positions. lr: of Adam's first step. The model is not changed."""
-    output = top_states(loss)
+    """Measure the output of the last stack at real positions. lr: of Adam's first step. The model is not changed.
+
+    output, matrices: compute F(x), and find the matrices of the sublayers, in a model that is not Kilolayer's.
+    """
+    output = top_states(loss) if output is None else output
     sgd = partial(torch.optim.SGD, lr=sgd_lr)
     adam = partial(torch.optim.Adam, lr=lr, betas=betas, eps=eps)
     start = partial(torch.optim.Adam, lr=START_LR, betas=betas, eps=eps)
@@ -44,9 +57,9 @@ def update_sizes(
         sgd_lr,
         lr,
         START_LR,
-        relative_update(model, loss, output, sgd, "matrices"),
+        relative_update(model, loss, output, sgd, matrices),
         relative_update(model, loss, output, sgd, "all"),
-        relative_update(model, loss, output, adam, "matrices"),
+        relative_update(model, loss, output, adam, matrices),
         relative_update(model, loss, output, adam, "all"),
         relative_update(model, loss, output, start, "all"),
     )

@@ -13,9 +13,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import wraps
 from typing import Any, ClassVar, Literal, Self
 
 from kilolayer.config import check, table_of
@@ -27,6 +28,8 @@ from kilolayer.recipes.role import Role
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
 """The most layers that a stack may have."""
+RETURN_PLAN = "return a plan from it: return kilolayer.recipes.Plan(pre_norm=True)"
+WRITE_PLAN = "write `def plan(self, place)` in it, which returns a kilolayer.recipes.Plan"
 WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -252,6 +255,20 @@ def is_built_in(cls: type[Recipe]) -> bool:
     return cls.__module__.startswith(f"{__name__.rpartition('.')[0]}.")
 
 
+def _checked_plan(plan: Callable[[Any, Place], Plan]) -> Callable[[Any, Place], Plan]:
+    """The method `plan` of a recipe, which raises if it returns anything but a plan."""
+
+    @wraps(plan)
+    def checked(self: Any, place: Place) -> Plan:
+        found = plan(self, place)
+        if not isinstance(found, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+            what = f"the method plan of the recipe {type(self).__name__} returns {shown(found)}"
+            raise InputError(what, where="recipe", fix=RETURN_PLAN)
+        return found
+
+    return checked
+
+
 @dataclass(frozen=True)
 class Recipe:
     """How a Transformer of a given depth is made trainable. The fields of a subclass are its options.
@@ -273,6 +290,8 @@ class Recipe:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        if "plan" in vars(cls):
+            cls.plan = _checked_plan(cls.plan)  # pyright: ignore[reportAttributeAccessIssue]
         if "name" not in vars(cls):
             cls.name = WORD_START.sub("_", cls.__name__).lower()
         if "title" not in vars(cls):
@@ -307,7 +326,7 @@ class Recipe:
 
     def plan(self, place: Place) -> Plan:
         """The plan of one sublayer."""
-        raise NotImplementedError
+        raise InputError(f"the recipe {type(self).__name__} has no plan method", where="recipe", fix=WRITE_PLAN)
 
     def default_init(self, depths: Depths) -> InitName:
         """The initial weights of a model of these depths, unless the option `init` names others."""

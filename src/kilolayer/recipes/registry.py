@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from kilolayer.config import build
 from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.importing import import_class
-from kilolayer.recipes.base import Recipe, is_built_in
+from kilolayer.recipes.base import WRITE_PLAN, Recipe, is_built_in
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # the recipe of a folded model
@@ -86,6 +86,6 @@ def _checked(cls: Any, path: Any) -> Any:
         raise InputError(
             f"the recipe {shown(path)} has no plan method",
             where="recipe",
-            fix="write `def plan(self, place)` in it, which returns a kilolayer.recipes.Plan",
+            fix=WRITE_PLAN,
         )
     return cls if "__dataclass_fields__" in vars(cls) else dataclass(frozen=True)(cls)

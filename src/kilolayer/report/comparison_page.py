@@ -57,6 +57,13 @@ def render_comparison(view: ComparisonView, grid: Markup | None = None) -> str:
     )
 
 
+def plots_of(view: ComparisonView) -> list[Panel]:
+    """The plots of the page that need no script: the grid, if there is one, and the curves."""
+    axes, curves = axes_of(view), series_of_runs(view.runs)
+    grid = [] if view.grid is None else [Panel(grid_plot("grid", view.grid), view.title, view.table_note)]
+    return [*grid, *_static_plots(axes[0], metrics_of(curves), curves)]
+
+
 def _static_plots(axis: Axis, metrics: Sequence[str], curves: Sequence[Mapping[str, Series]]) -> list[Panel]:
     panels: list[Panel] = []
     for place, metric in enumerate(metrics[:STILL]):

@@ -18,6 +18,7 @@ from kilolayer.report.figure import LEGEND, POINTS, STYLE, Series, new_axes, sho
 TOTAL = 10_000  # points of all lines together, so that the plot stays below 200 kB
 SIZE = (7.2, 3.8)  # inches
 LEGENDS, ROW, ENTRY = 24, 90, 0.2  # legend: maximum number of entries, characters per row, height of a row in inches
+MANY_VALUES, FAR = 200, 10  # a range is cut if there are this many values, and it is this many times that of the others
 MANY = 12  # with more lines than this, they are drawn thinner
 GOLDEN = 0.618034  # its multiples shuffle the drawing order, so that no group of similar colours covers all others
 
@@ -57,10 +58,13 @@ def curves_plot(name: str, curves: Sequence[Curve], *, x_label: str, y_label: st
 
 
 def sensible_range(values: np.ndarray) -> tuple[float, float]:
-    """The range of all values; without the highest 2% if these would squeeze the rest into the lower third of the plot."""
+    """The range of all values; without the highest 2% if there are many values and those reach far beyond the rest.
+
+    In a short run, the highest 2% are one point, such as the loss before the first update, which must stay in sight.
+    """
     low, high = float(values.min()), float(values.max())
-    most = float(np.quantile(values, 0.98))
-    if high - low > 3 * (most - low) > 0:
+    most = float(np.quantile(values, 0.98, method="lower"))
+    if len(values) >= MANY_VALUES and high - low > FAR * (most - low) > 0:
         high = low + 1.1 * (most - low)
     return low, high if high > low else low + max(abs(low), 1.0) * 0.1
 

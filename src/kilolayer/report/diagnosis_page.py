@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
+from kilolayer.display import Line, Part, Pictures, TitledTable
 from kilolayer.files.writing import write
 from kilolayer.probe.diagnosis import Diagnosis, Measurements
 from kilolayer.report.figure import Series
@@ -15,8 +17,25 @@ from kilolayer.report.plots import line_plot
 from kilolayer.report.table import Table
 from kilolayer.report.templating import template
 
+SHOWN_PLOTS = 2
+"""In a notebook: the gradient by kind of sublayer and by layer."""
 ByKind = Mapping[str, Mapping[str, Sequence[float]]]
 ByLayer = Mapping[str, Sequence[float]]
+
+
+def parts_of(diagnosis: Diagnosis) -> list[Part]:
+    """What `kilolayer diagnose` prints: the verdict and the tables; in HTML also the plots of the gradient."""
+    measured = diagnosis.measured
+    stacks, updates = stacks_table(measured), updates_table(measured)
+    parts: list[Part] = [Line(f"{subtitle(measured)}\n"), *map(Line, diagnosis.verdict()), Line()]
+    parts += [
+        TitledTable("By layer", stacks.rows, stacks.header),
+        TitledTable("Model update", updates.rows, updates.header),
+    ]
+    if measured.changes:
+        rows = [(f"{change.step:,}", f"{change.size:.3g}") for change in measured.changes]
+        parts.append(TitledTable("Change in the output since the start", rows, ["step", "of itself"]))
+    return [*parts, Pictures(lambda: islice(_pictures(measured), SHOWN_PLOTS))]
 
 
 def write_diagnosis(path: Path, name: str, diagnosis: Diagnosis) -> None:
@@ -31,7 +50,7 @@ def render_diagnosis(name: str, diagnosis: Diagnosis) -> str:
         name=name,
         under=subtitle(measured),
         verdict=diagnosis.verdict(),
-        pictures=_pictures(measured),
+        pictures=list(_pictures(measured)),
         updates=updates_table(measured),
         stacks=stacks_table(measured),
     )
@@ -62,51 +81,49 @@ def stacks_table(measured: Measurements) -> Table:
     over_eps = measured.gradients.over_eps(measured.settings.eps)
     for side, norms in measured.gradients.layers.items():
         for place in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
-            entropies = [value for values in measured.entropy[side].values() if not math.isnan(value := values[place])]
-            dead = measured.dead_units.get(side, ())
+            entropies = [values[place] for values in measured.entropy.get(side, {}).values() if not math.isnan(values[place])]
             cells = [
                 norms[place],
                 over_eps[side][place],
                 measured.residual[side][place + 1],
-                measured.rank.effective[side][place],
-                measured.rank.cosine[side][place],
+                _at(measured.rank.effective, side, place),
+                _at(measured.rank.cosine, side, place),
                 sum(entropies) / len(entropies) if entropies else math.nan,
-                dead[place] if place < len(dead) else math.nan,
+                _at(measured.dead_units, side, place),
             ]
             rows.append([f"{side} {place + 1}", *(_shown(cell) for cell in cells)])
     return Table(header, rows)
+
+
+def _at(stacks: ByLayer, side: str, place: int) -> float:
+    """The value of a layer; NaN if it was not measured."""
+    values = stacks.get(side, ())
+    return values[place] if place < len(values) else math.nan
 
 
 def _shown(value: float) -> str:
     return f"{value:.2g}" if math.isfinite(value) else "-"
 
 
-def _pictures(measured: Measurements) -> list[Panel]:
+def _pictures(measured: Measurements) -> Iterator[Panel]:
     gradients = measured.gradients
     over_eps = gradients.over_eps(measured.settings.eps)
     inside = {
         side: {place: values for place, values in places.items() if len(values) > 1}
         for side, places in measured.norm_inputs.items()
     }
-    panels = [
-        _kinds(
-            "gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm over all weights of a sublayer."
-        ),
-        _lines("gradient-layers", gradients.layers, "Gradient by layer", "", log=True),
-        _lines("over-eps", over_eps, "Gradient per parameter, over Adam's eps", "Far below 1, updates vanish.", log=True),
-        _kinds("norm-inputs", inside, "Input of each norm", "Root mean square, by which the norm divides the gradient."),
-        _lines("residual", measured.residual, "Residual stream", "Root mean square; layer 0 is the input.", log=True, first=0),
-        _lines("rank", measured.rank.effective, "Effective rank of the states", f"The width is {measured.width}."),
-        _lines("cosine", measured.rank.cosine, "Mean cosine between positions", "1: all positions have the same state."),
-        _kinds(
-            "entropy",
-            measured.entropy,
-            "Attention entropy",
-            "1: uniform over all visible positions; 0: a single position.",
-            log=False,
-        ),
-        _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "ReLUs that are 0 for the whole batch."),
-    ]
+    yield _kinds(
+        "gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm over all weights of a sublayer."
+    )
+    yield _lines("gradient-layers", gradients.layers, "Gradient by layer", "", log=True)
+    yield _lines("over-eps", over_eps, "Gradient per parameter, over Adam's eps", "Far below 1, updates vanish.", log=True)
+    yield _kinds("norm-inputs", inside, "Input of each norm", "Root mean square, by which the norm divides the gradient.")
+    yield _lines("residual", measured.residual, "Residual stream", "Root mean square; layer 0 is the input.", log=True, first=0)
+    yield _lines("rank", measured.rank.effective, "Effective rank of the states", f"The width is {measured.width}.")
+    yield _lines("cosine", measured.rank.cosine, "Mean cosine between positions", "1: all positions have the same state.")
+    uniform = "1: uniform over all visible positions; 0: a single position."
+    yield _kinds("entropy", measured.entropy, "Attention entropy", uniform, log=False)
+    yield _lines("dead-units", measured.dead_units, "Share of dead ReLUs", "ReLUs that are 0 for the whole batch.")
     if measured.changes:
         line = Series(
             "change", [0, *(each.step for each in measured.changes)], [0.0, *(each.size for each in measured.changes)]
@@ -119,8 +136,7 @@ def _pictures(measured: Measurements) -> list[Panel]:
             description="Change in the output since the start, by step",
             from_zero=True,
         )
-        panels.append(Panel(svg, "Accumulated change in the output", "||F(x, step) - F(x, 0)|| / ||F(x, 0)||"))
-    return panels
+        yield Panel(svg, "Accumulated change in the output", "||F(x, step) - F(x, 0)|| / ||F(x, 0)||")
 
 
 def _kinds(name: str, stacks: ByKind, title: str, note: str, *, log: bool = True) -> Panel:

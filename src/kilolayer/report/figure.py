@@ -19,6 +19,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
+from kilolayer.display import svg_document
 from kilolayer.report.numbers import show_number
 from kilolayer.terminal import printable
 
@@ -148,7 +149,7 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
 
 def as_file(svg: Markup) -> str:
     """The SVG element as the text of a file, with the XML namespace that a file needs."""
-    return re.sub(r"<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', str(svg), count=1) + "\n"
+    return f"{svg_document(svg)}\n"
 
 
 def to_png(figure: Figure) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.config import parse_toml
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of, resolve
@@ -61,13 +62,14 @@ class Record:
 
 def read_record(run: Path) -> Record:
     """Read the record of a run folder; raises if it is not a run folder."""
+    made = f"give a folder that `{hints.verb('train')}` created"
     if kind_of(run) != "folder":
-        raise InputError("the run folder does not exist", where=str(run), fix="give a folder that `kilolayer train` created")
+        raise InputError("the run folder does not exist", where=str(run), fix=made)
     if not any(kind_of(run / name) == "file" for name in ("config.toml", "metrics.jsonl", "scores.json")):
         raise InputError(
             "not a run folder: it has neither config.toml, metrics.jsonl nor scores.json",
             where=str(run),
-            fix="give a folder that `kilolayer train` created",
+            fix=made,
         )
     notes: list[str] = []
     config_text = _text(run / "config.toml", notes)

@@ -7,21 +7,36 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.config import Table
 from kilolayer.data.grammar import write_corpus
 from kilolayer.errors import InputError, OptionError
+from kilolayer.files.paths import resolve
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
-from kilolayer.runs.resume import resumed
+from kilolayer.runs.resume import GIVEN, resumed
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
+from kilolayer.training.changes import changes_between, check_changes
 from kilolayer.training.cpu_model import NOTE, cpu_model
 from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.origins import Origin
 from kilolayer.training.progress import Progress
-from kilolayer.training.run import Run, cache_folder, check_fit, check_new, choose_device, in_steps, locked, prepare
+from kilolayer.training.run import (
+    Run,
+    cache_folder,
+    check_fit,
+    check_new,
+    choose_device,
+    delete_run,
+    in_steps,
+    is_run,
+    locked,
+    prepare,
+    resolved,
+)
 from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
 from kilolayer.training.trackers import find_trackers
 
@@ -35,25 +50,25 @@ def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
 
 
 @contextmanager
-def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
+def new_run(
+    folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False, overwrite: bool = False
+) -> Iterator[Run]:
     """Create a run in a new, locked folder. Everything that can be refused is refused here, before any work.
 
     An error that is found later, but before the first step, leaves no run behind, so that the same command can be repeated.
-    is_embedded: the run trains on the embedded corpus, which is written into its folder.
+    is_embedded: the run trains on the embedded corpus, which is written into its folder. overwrite: a run that is already in
+    the folder is deleted, once the new one has been prepared.
     """
-    config, start = read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
+    config, start = _read(folder, given, is_embedded)
     _check_means(config, processes)
-    check_new(folder)
+    check_new(folder, overwrite=overwrite)
+    if overwrite and start is not None and resolve(start.folder) == resolve(folder):
+        fix = f"choose another folder: {hints.argument('run', 'runs/NAME')}"
+        raise OptionError("a run cannot overwrite the one that it starts from", where=str(folder), fix=fix)
     with locked(folder):
-        if is_embedded:
-            write_corpus(folder / "data")
-        task = prepare(config, cache_folder(), vocabulary_of(start, config))
-        config = task.resolve(config)
-        task.training_batches(config.train.seed)  # reads all training text before config.toml makes the folder a run
-        config = in_steps(config, task, processes.size)
-        if start is not None:
-            _check_start(start, task, config)
-            config = replace(config, train=replace(config.train, start_from=str(start.folder)))
+        config, task = _prepared(folder, config, start, processes, is_embedded)
+        if overwrite:
+            delete_run(folder)
         note = NOTE if start is None and cpu_model(given.merged) else ""
         run = Run.create(folder, config, task.vocabulary, note)
         if note:
@@ -66,13 +81,54 @@ def new_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bo
             raise
 
 
+@contextmanager
+def same_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
+    """Open and lock the run in a folder if it holds one, else create it; the arguments are those of `new_run`.
+
+    An existing run is resumed with the options that are given. One that may not change in a run that has begun is refused.
+    """
+    if not is_run(folder):
+        with new_run(folder, given, processes, is_embedded=is_embedded) as run:
+            yield run
+        return
+    opened = Run.open(folder)
+    config, start = _read(folder, given, is_embedded)
+    _check_means(config, processes)
+    with locked(folder):
+        config = resolved(_prepared(folder, config, start, processes, is_embedded)[0])
+        anew = f"leave it as it was, or train the run anew with {hints.flag('overwrite')}"
+        check_changes(changes_between(opened.config, config), GIVEN, str(folder), anew)
+        with resumed(opened, config) as run:
+            yield run
+
+
+def _read(folder: Path, given: Given, is_embedded: bool) -> tuple[RunConfig, Origin | None]:
+    return read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
+
+
+def _prepared(
+    folder: Path, config: RunConfig, start: Origin | None, processes: Processes, is_embedded: bool
+) -> tuple[RunConfig, Task]:
+    """The complete configuration of a run, and its data, all of which is read; this process holds the folder's lock."""
+    if is_embedded:
+        write_corpus(folder / "data")
+    task = prepare(config, cache_folder(), vocabulary_of(start, config))
+    config = task.resolve(config)
+    task.training_batches(config.train.seed)  # reads all training text before config.toml makes the folder a run
+    config = in_steps(config, task, processes.size)
+    if start is not None:
+        _check_start(start, task, config)
+        config = replace(config, train=replace(config.train, start_from=str(start.folder)))
+    return config, task
+
+
 def data_of(run: Run, processes: Processes) -> Task | None:
     """The data that the run trains on; None if it is finished."""
     if (run.folder / "scores.json").exists():
         if processes.first:
             gone = all_deleted(run.checkpoints)
-            longer = f"--train.steps {2 * run.config.train.steps} trains it longer"
-            anew = f"--train.start_from {run.folder} starts a new run from its weights"
+            longer = f"{hints.option('train.steps', 2 * run.config.train.steps)} trains it longer"
+            anew = f"{hints.option('train.start_from', run.folder)} starts a new run from its weights"
             say(f"{run.folder} is finished, there is nothing to do: {f'{longer}, and {anew}' if gone is None else gone.what}")
         return None
     _check_means(run.config, processes)

@@ -54,6 +54,9 @@ def plain_tables(value: Any) -> Any:
         case Recipe():
             return value.table()
         case Mapping():
+            for name in value:
+                if not isinstance(name, str):
+                    raise OptionError(f"{shown(name)} is not the name of an option", fix='give names as text: {"steps": 500}')
             return {name: plain_tables(each) for name, each in value.items()}
         case list() | tuple():
             return [plain_tables(each) for each in value]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.config import Table, build, dump, merge
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
@@ -21,12 +22,12 @@ from kilolayer.training.changes import PLACES, Change, changes_between, check_ch
 from kilolayer.training.last_saved import all_deleted, last_saved
 from kilolayer.training.run import Run, resolved
 
-TYPED = "in the options that are given"
+GIVEN = "in the options that are given"
 
 
 @contextmanager
-def resumed(run: Run, over: Table) -> Iterator[Run]:
-    """The run with the options in the tables `over`; this process must hold the folder's lock.
+def resumed(run: Run, over: Table | RunConfig) -> Iterator[Run]:
+    """The run with the options in the tables `over`, or with this whole configuration; this process must hold the lock.
 
     If resuming is refused before any step, for example because the data differ from what it was trained on, the run is left
     unchanged.
@@ -41,26 +42,26 @@ def resumed(run: Run, over: Table) -> Iterator[Run]:
         raise
 
 
-def _apply_options(run: Run, over: Table) -> tuple[Run, Path | None]:
-    """The run with the options in the tables `over`, and where the scores of a finished run were moved; None: it had none.
+def _apply_options(run: Run, over: Table | RunConfig) -> tuple[Run, Path | None]:
+    """The run with the options `over`, and where the scores of a finished run were moved; None: it had none.
 
     Changes that are not allowed raise, also those edited into config.toml. A finished run that is given more steps is no longer
     finished: its scores are moved to another name. config.toml is written last, so that a run that is killed before is
     unchanged.
     """
     aside: Path | None = None
-    folder, config = run.folder, _overridden_config(run, over)
+    folder, config = run.folder, over if isinstance(over, RunConfig) else _overridden_config(run, over)
     step, state = _newest(run.checkpoints)
     begun = saved_config(state) or run.config
     typed = changes_between(run.config, config)
-    check_changes(typed, TYPED, str(folder))
+    check_changes(typed, GIVEN, str(folder))
     check_changes(changes_between(begun, run.config), str(folder / "config.toml"), str(folder))
     finished = kind_of(folder / "scores.json") is not None
     gone = all_deleted(run.checkpoints)
     if gone is not None and (typed or not finished):
         raise gone
     if config.train.steps < step:
-        where = TYPED if config.train.steps != run.config.train.steps else str(folder / "config.toml")
+        where = GIVEN if config.train.steps != run.config.train.steps else str(folder / "config.toml")
         raise InputError(
             f"train.steps is {config.train.steps:,}, but the run has already taken {step:,}",
             where=where,
@@ -101,7 +102,7 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
         return run.config
     for place in ("train.epochs", "train.warmup_share"):
         if _option_value(over, place) is not None:
-            check_changes([Change(place, None, _option_value(over, place))], TYPED, str(run.folder))
+            check_changes([Change(place, None, _option_value(over, place))], GIVEN, str(run.folder))
     absolute: Table = {}
     for place in PLACES:
         section, _, name = place.partition(".")
@@ -113,7 +114,7 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
     try:
         return resolved(build(RunConfig, merge(override(RunConfig, run.config.table(), over), absolute)))
     except OptionError as error:
-        raise error.at(TYPED) from None
+        raise error.at(GIVEN) from None
 
 
 def _option_value(table: Table, place: str) -> Any:
@@ -149,10 +150,10 @@ def _nothing_to_do(run: Run, step: int, waited: bool) -> InputError:
         return InputError(
             f"the run has stopped at step {step:,}: the {run.config.train.patience} validations after the best were no better",
             where=str(run.folder),
-            fix=f"raise its patience: --train.patience 0, or more than {run.config.train.patience}",
+            fix=f"raise its patience: {hints.option('train.patience', 0)}, or more than {run.config.train.patience}",
         )
     return InputError(
         f"the run is finished at step {step:,}, and there is nothing left to do with these options",
         where=str(run.folder),
-        fix=f"give it more steps: --train.steps {2 * step}; or score another text: kilolayer evaluate --help",
+        fix=f"give it more steps: {hints.option('train.steps', 2 * step)}; or score another text: `{hints.verb('evaluate')}`",
     )

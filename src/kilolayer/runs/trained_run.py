@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_args
 
 import torch
 
+from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unknown
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_place
@@ -30,11 +31,14 @@ class MissingMethodError(KilolayerError, AttributeError):
     """A method was called that runs of this task do not have."""
 
 
-class TrainedRun:
+class TrainedRun(Displayed):
     """A trained run, as `kl.load` and `kl.train` return it. The model is loaded when it is first needed.
 
     Its weights are those that the command line uses: the average of the last checkpoints if the run averages, else the best.
+    `print(run)` prints what `kilolayer train` prints at its end; a notebook also shows its curves.
     """
+
+    _laid_out_by = "kilolayer.report.run_parts"
 
     def __init__(self, run: Run, *, device: str | torch.device = "auto", precision: Precision = "fp32") -> None:
         allowed = [name for name in get_args(Precision) if name != "int8" or run.config.model.shape != "encoder"]

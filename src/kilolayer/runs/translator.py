@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, cast, overload
 
+from kilolayer import hints
 from kilolayer.config import build, table_of
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import Tokenizers
@@ -74,8 +75,5 @@ class Translator(TrainedRun):
         if len(directions) == 1:
             return []
         if direction is None:
-            first = directions[0]
-            raise OptionError(
-                "the run has several directions", fix=f'choose one: --direction {first}, or in Python direction="{first}"'
-            )
+            raise OptionError("the run has several directions", fix=f"choose one: {hints.argument('direction', directions[0])}")
         return [self._tokenizers.source.tag_id(Direction.parse(direction).target)]

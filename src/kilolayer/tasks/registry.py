@@ -107,7 +107,7 @@ def register(task: AnyTask) -> AnyTask:
     own = task if isinstance(task, Registration) else _of_class(task, f"{task.__module__}:{task.__qualname__}")
     before = _registry.get(own.name)
     if before is not None and before.task != own.task:
-        owner = "built in" if _is_built_in(before) else f"that of {before.task}"
+        owner = "built in" if is_built_in(before) else f"that of {before.task}"
         raise OptionError(
             f"the task {own.name!r} is {owner}", where=own.task, fix='give yours another name: Registration(name="...", ...)'
         )
@@ -148,5 +148,6 @@ def _of_class(cls: Any, path: str) -> Registration:
     return replace(found, name=found.name or path, task=found.task or path)
 
 
-def _is_built_in(registration: Registration) -> bool:
+def is_built_in(registration: Registration) -> bool:
+    """Whether a task is one of those in this folder."""
     return registration.task.startswith(f"{__name__.rpartition('.')[0]}.")

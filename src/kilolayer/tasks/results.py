@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import write
@@ -17,12 +18,18 @@ VALIDATION = "validation"
 BUCKETS = {"frequency_buckets": ("matched", "reference", "hypothesis", "f1"), "length_buckets": ("sentences", "bleu")}
 
 
+def tables_of_tests(scores: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The scores of each test set from scores.json, or those of the validation set if they are there instead."""
+    return {name: entry for name, entry in scores.items() if name.startswith("test") or name == "validation"}
+
+
 def read_scores(folder: Path) -> dict[str, Any]:
     """The contents of scores.json, with the format checked because the folder may come from someone else."""
     path = folder / "scores.json"
     scores = read_json(path)
     if not isinstance(scores, dict) or not all(_fits(name, entry) for name, entry in scores.items()):
-        raise InputError("the file does not hold scores", where=str(path), fix="delete it, and run `kilolayer evaluate` again")
+        again = f"delete it, and score the run again: {hints.call('evaluate')}"
+        raise InputError("the file does not hold scores", where=str(path), fix=again)
     return scores
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from torch import Tensor
 
+from kilolayer import hints
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
@@ -158,7 +159,9 @@ class Task(ABC, Generic[Config]):
         The scores are tables as in scores.json, one for each part of the text; nothing is written.
         """
         title = registry.get(config.task).title
-        raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task read_text")
+        raise InputError(
+            f"{title} is scored on its own test set only", where=hints.argument("test"), fix="give its task read_text"
+        )
 
     @property
     @abstractmethod
@@ -199,8 +202,16 @@ class Task(ABC, Generic[Config]):
         """
 
     def held_out(self) -> HeldOut:
-        """Fingerprints of the validation and test sets, by which a resumed run notices that they have changed."""
+        """Digests of the validation and test sets, by which a resumed run notices that they have changed.
+
+        A run of a task that does not define it says at its start that it cannot notice.
+        """
         return HeldOut()
+
+    @property
+    def identifies_held_out(self) -> bool:
+        """Whether the task defines `held_out`."""
+        return type(self).held_out is not Task.held_out
 
     def frequency_loss(self) -> float | None:
         """The training labels' mean loss in nats under their own frequencies: what can be learned without reading the input.

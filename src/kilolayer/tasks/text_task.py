@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
+from kilolayer import hints
 from kilolayer.data.documents import TextPart, TextParts, absolute, find_text, text_files
 from kilolayer.data.token_text import TokenText, encode_documents
 from kilolayer.data.vocabulary import TextVocabulary, load_vocabulary, vocabulary_for
@@ -50,8 +51,10 @@ class TextTask(Task[Config], Generic[Config]):
         title = registry.get(config.task).title
         if min(_place(cls, "score"), _place(cls, "test_scores")) < _place(cls, "scores_of"):
             # The subclass tests its models in its own way: the scores of its base class would be meaningless.
-            raise InputError(f"{title} is scored on its own test set only", where="--test", fix="give its task scores_of")
-        files = text_files(text.files(title), "--test")
+            raise InputError(
+                f"{title} is scored on its own test set only", where=hints.argument("test"), fix="give its task scores_of"
+            )
+        files = text_files(text.files(title), hints.argument("test"))
         tokens = encode_documents(TextPart(files), vocabulary, cache)
 
         def score(model: Any) -> dict[str, dict[str, Any]]:

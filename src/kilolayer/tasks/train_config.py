@@ -112,7 +112,7 @@ class TrainConfig:
     """Stop after this many validations without an improvement of the loss, or of the score if one is measured; 0: never."""
     stop_when_dead: bool = False
     """End the run, without a test, once the first layers of a stack have had less than 1/20,000 of the largest layer's
-    gradient for 5% of the steps, or 1/3,300 for 15%: no run that was seen so has recovered (benchmarks/dead)."""
+    gradient for 3% of the steps, or 1/10,000 for 10%: no run that learned was ever seen so (benchmarks/dead)."""
     save_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between checkpoints; there is always one at the end. auto: 1,000, or one epoch if epochs is set."""
     save_best: bool = True

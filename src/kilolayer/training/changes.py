@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kilolayer import hints
 from kilolayer.config import Table, build, dump, parse_toml
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError, KilolayerError, shown
@@ -82,7 +83,7 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     return [Change(place, old.get(place), new.get(place)) for place in {**old, **new} if old.get(place) != new.get(place)]
 
 
-def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
+def check_changes(changes: Sequence[Change], where: str, folder: str, fix: str = "leave it as it was") -> None:
     """Raise if any of the changes is not allowed in a run that has begun."""
     refused = [change for change in changes if not change.allowed]
     if refused:
@@ -91,8 +92,12 @@ def check_changes(changes: Sequence[Change], where: str, folder: str) -> None:
         raise InputError(
             f"{names} cannot change in a run that has begun: {refused[0].breaks}",
             where=f"{where}: {'; '.join(map(str, refused))}",
-            fix=f"leave it as it was; a new run can start from the weights of this one: --train.start_from {folder}",
+            fix=f"{fix}; {_from_weights(folder)}",
         )
+
+
+def _from_weights(folder: str) -> str:
+    return f"a new run can start from the weights of this one: {hints.option('train.start_from', folder)}"
 
 
 def state_with(config: RunConfig, held_out: HeldOut) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def check_validation(state: Mapping[str, Any], now: HeldOut, folder: str) -> Non
         raise InputError(
             "the validation set has changed: the best validation so far was measured on the old one",
             where=f"the saved state of {folder}",
-            fix=f"restore its files; a new run can start from the weights of this one: --train.start_from {folder}",
+            fix=f"restore its files; {_from_weights(folder)}",
         )
 
 

@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -29,8 +29,9 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
+from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.tensors import load_tensors
+from kilolayer.files.tensors import ANY_NUMBER, file_size, load_tensors, serialise
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -44,22 +45,11 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
 MOST_MANIFEST = 1 << 24
 MOST_STATE = 1 << 28
+PER_WEIGHT = 3
+"""The optimizer's state has fewer tensors than this for each one of the model."""
 NAME = re.compile("step-(?:[0-9]{8}|[1-9][0-9]{8,17})")
 REPLACED = ".replaced"
 FindFault = Callable[[Path], str | None]
-DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""The names of dtypes in safetensors files."""
 
 
 class CheckpointError(KilolayerError):
@@ -85,7 +75,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         for leftover in (partial, replaced):
             remove(leftover)
         partial.mkdir()
-        contents = (_serialise(checkpoint.model), _serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
+        contents = (serialise(checkpoint.model), serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
         manifest = {
             "step": checkpoint.step,
             "versions": {"kilolayer": VERSION, "torch": torch.__version__},
@@ -128,25 +118,30 @@ def remove(path: Path) -> None:
 def _unsaved(error: OSError | WriteError, final: Path, checkpoint: Checkpoint) -> CheckpointError:
     reason = error.what if isinstance(error, WriteError) else error.strerror or str(error)
     fix = error.fix if isinstance(error, WriteError) else file_fault(error)[1]
-    size = sum(tensor.nbytes for part in (checkpoint.model, checkpoint.optimizer) for tensor in part.values())
-    need = f"it needs {human_bytes(size)}"
     with suppress(OSError):
-        free = shutil.disk_usage(final.parent).free
-        need += f", and {human_bytes(free)} are free"
-        if free > size and getattr(error, "errno", None) == errno.ENOSPC:
-            need += " (where the number of files is at its limit, `df -i` shows it)"
+        disk = os.statvfs(final.parent)
+        need, free = _space_needed(checkpoint, disk.f_frsize), disk.f_bavail * disk.f_frsize
+        room = f"it needs {human_bytes(need)}, and {human_bytes(free)} are free"
+        if getattr(error, "errno", None) == errno.ENOSPC and disk.f_files and disk.f_favail < len(FILES) + 2:
+            room = "no more files can be created there, as `df -i` shows: delete some"
+        fix = f"{room}; {fix}"
     return CheckpointError(
         f"the checkpoint of step {checkpoint.step} could not be written: {reason}",
         where=error.where if isinstance(error, WriteError) else str(final),
-        fix=f"{need}; {fix}. Older checkpoints are intact",
+        fix=f"{fix}. Older checkpoints are intact",
     )
 
 
+def _space_needed(checkpoint: Checkpoint, block: int) -> int:
+    """The space in bytes that a checkpoint takes on a disk with blocks of this size: its files, manifest and folder."""
+    sizes = [file_size(checkpoint.model), file_size(checkpoint.optimizer), len(json.dumps(checkpoint.state)), 1, 1]
+    return sum(-(-size // block) * block for size in sizes)
+
+
 def steps(folder: Path) -> list[Path]:
-    """The checkpoint folders, oldest first, complete or not."""
+    """The checkpoints, oldest first, complete or not: whatever has the name of one."""
     try:
-        names = os.listdir(folder)
-        found = [folder / name for name in names if NAME.fullmatch(name) and (folder / name).is_dir()]
+        found = [folder / name for name in os.listdir(folder) if NAME.fullmatch(name)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
@@ -177,6 +172,8 @@ def newest(folder: Path, find: FindFault | None = None) -> Path | None:
 
 def find_fault(path: Path) -> str | None:
     """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read."""
+    if kind_of(path) != "folder":
+        return "it is not a folder"
     try:
         _size_of(path / MANIFEST)
         match read_json(path / MANIFEST, MOST_MANIFEST):
@@ -219,15 +216,15 @@ def _size_of(path: Path) -> int:
     return found.st_size
 
 
-def load(path: Path, device: str = "cpu", find: FindFault | None = None) -> Checkpoint:
-    """Read a checkpoint, after checking that it is complete."""
+def load(path: Path, device: str = "cpu", find: FindFault | None = None, *, number: range = ANY_NUMBER) -> Checkpoint:
+    """Read a checkpoint, after checking that it is complete. number: how many tensors the model can have."""
     fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
     return Checkpoint(
         step_of(path),
-        load_tensors(path / "model.safetensors", device),
-        load_tensors(path / "optimizer.safetensors", device),
+        load_tensors(path / "model.safetensors", device, number=number),
+        load_tensors(path / "optimizer.safetensors", device, number=range(PER_WEIGHT * number.stop)),
         load_state(path),
     )
 
@@ -245,13 +242,13 @@ def is_scheduled(path: Path) -> bool:
     return load_state(path).get("scheduled") is not False
 
 
-def average(paths: list[Path]) -> dict[str, Tensor]:
+def average(paths: list[Path], *, number: range = ANY_NUMBER) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, oldest first; non-floating-point tensors are the newest ones."""
-    newest = load_tensors(paths[-1] / "model.safetensors")
+    newest = load_tensors(paths[-1] / "model.safetensors", number=number)
     floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
     mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
     for path in paths:
-        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors")
+        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", number=number)
         check_alike(tensors, newest, path / "model.safetensors")
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)
@@ -272,22 +269,6 @@ def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: 
 
 def _kind(tensor: Tensor | None) -> str:
     return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
-
-
-def _serialise(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The parts of a safetensors file: the length of its header, the header, and the bytes of the tensors."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that each is aligned
-    header: dict[str, Any] = {}
-    end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield len(text).to_bytes(8, "little")
-    yield text
-    for _, tensor in ordered:
-        yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from kilolayer.errors import InputError
-from kilolayer.files.tensors import load_tensors
+from kilolayer.files.tensors import ANY_NUMBER, load_tensors
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.last_saved import all_deleted, deleted
@@ -107,9 +107,9 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
     return "newest", [newest]
 
 
-def load_chosen(folder: Path, chosen: Chosen) -> dict[str, Tensor]:
-    """The weights alone, without the optimizer's state, which is twice their size."""
+def load_chosen(folder: Path, chosen: Chosen, number: range = ANY_NUMBER) -> dict[str, Tensor]:
+    """The weights alone, without the optimizer's state, which is twice their size. number: how many tensors there can be."""
     paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
     if len(paths) == 1:
-        return load_tensors(paths[0] / "model.safetensors")
-    return checkpoint.average(paths)
+        return load_tensors(paths[0] / "model.safetensors", number=number)
+    return checkpoint.average(paths, number=number)

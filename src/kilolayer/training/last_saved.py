@@ -7,6 +7,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.errors import InputError, WriteError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
@@ -45,10 +46,10 @@ def all_deleted(checkpoints: Path) -> InputError | None:
     """The error for a run that has saved checkpoints but no longer has any; None if it has some, or never saved one."""
     step = deleted(checkpoints)
     finished = kind_of(checkpoints.parent / "scores.json") is not None
-    if checkpoint.steps(checkpoints) or (step is None and not finished):
+    if any(kind_of(path) == "folder" for path in checkpoint.steps(checkpoints)) or (step is None and not finished):
         return None
     reached = "the run is finished" if step is None else f"the last one was of step {step}"
-    anew = f"kilolayer train {checkpoints.parent / 'config.toml'} --run runs/NAME"
+    anew = hints.call("train", checkpoints.parent / "config.toml", run="runs/NAME")
     return InputError(
         f"the checkpoints of this run have been deleted; {reached}",
         where=str(checkpoints),

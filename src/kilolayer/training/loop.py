@@ -8,10 +8,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from kilolayer import hints
+from kilolayer.models.fit import number_of_tensors
 from kilolayer.parallel.processes import Processes
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
-from kilolayer.terminal import command, counted
+from kilolayer.terminal import counted
 from kilolayer.training import checkpoint
 from kilolayer.training.changes import announce, announce_held_out, check_validation, saved_config, state_with
 from kilolayer.training.checkpoint import Checkpoint
@@ -50,12 +52,13 @@ def train(
         handle_signals() if stop is None else nullcontext(stop) as stop,
         stop.waiting_for_step() if processes.size > 1 else nullcontext(),
     ):
-        trainer = Trainer(run, task, processes)
         inspector = Inspector()
         newest = _newest(run, processes, inspector) if resume else None
-        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault)
+        number = number_of_tensors(run.config.model)
+        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault, number=number)
         if saved is not None:
             check_validation(saved.state, task.held_out(), str(run.folder))
+        trainer = Trainer(run, task, processes)
         trainer.begin(saved)
         lost = _lost_progress(run, saved) if resume else None
         metrics = Unwritten()
@@ -87,7 +90,8 @@ def train(
             progress.close()
         stopped = processes.largest(stop.signal)
     if stopped:
-        progress.say(f"stopped by a signal at step {trainer.step}; continue with: {command()} train --resume {run.folder}")
+        again = hints.call("train", resume=run.folder)
+        progress.say(f"stopped by a signal at step {trainer.step}; continue with: {again}")
         return 128 + stopped
     return 0
 
@@ -198,7 +202,8 @@ def _check_stacks(trainer: Trainer, metrics: Metrics, progress: Progress) -> Non
             f"the first layers of the {' and the '.join(dying)} have had almost no gradient for so long that no run is known "
             "to have recovered, and train.stop_when_dead ends the run",
             where=f"step {step}",
-            fix="start a new run with a lower train.lr or more train.warmup_steps, or resume with --train.stop_when_dead false",
+            fix="start a new run with a lower train.lr or more train.warmup_steps, or resume with "
+            f"{hints.option('train.stop_when_dead', False)}",
         )
         metrics.write("event", step, ended_by=" and ".join(dying), text=ended.what)
         raise ended
@@ -239,6 +244,10 @@ def _log_start(trainer: Trainer, progress: Progress) -> None:
         progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
+    if not trainer.task.identifies_held_out:
+        progress.say(
+            "warning: whether the validation and test sets are the same after a resume cannot be told: the task has no held_out"
+        )
     if trainer.step:
         progress.say(f"resumed at step {trainer.step}")
 

@@ -55,7 +55,7 @@ def parameter_groups(
 
     Each group has `params`, `lr` and `weight_decay`, including the factors of the model's recipe, such as CompleteP's, and of
     the layer. Matrices and tables are decayed; norms, biases and scales are not. Frozen weights are left out.
-    model: one of our models, or a module that contains one, such as DistributedDataParallel.
+    model: one of our models, one that `kl.adapt` has changed, or a module that contains one, such as DistributedDataParallel.
     layer_decay: the factor on the learning rate from each layer to the one below it.
     eps: the optimizer's eps. If it is None, only groups whose eps the recipe changes have one, relative to 1e-8.
     """

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from kilolayer.convert.adapt.rates import adapted_rates
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import LearnedScale
@@ -21,14 +22,9 @@ NORMS = nn.LayerNorm | nn.RMSNorm | ExpertNorm
 
 
 def recipe_rates(model: nn.Module) -> dict[nn.Parameter, Rates]:
-    """The factors of each weight of the models inside `model`; weights that are not listed have none."""
-    return {
-        weight: rates
-        for inner in model.modules()
-        if isinstance(inner, Model)
-        for weight, rates in _rates_of(inner)
-        if rates != Rates()
-    }
+    """The factors of each weight of the models inside `model`, ours or adapted; weights that are not listed have none."""
+    own = (found for inner in model.modules() if isinstance(inner, Model) for found in _rates_of(inner))
+    return {weight: rates for weight, rates in (*own, *adapted_rates(model).items()) if rates != Rates()}
 
 
 def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:

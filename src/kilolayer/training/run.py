@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -22,16 +23,19 @@ from typing import Any, Literal
 import torch
 
 from kilolayer import config as configuration
+from kilolayer import hints
 from kilolayer.convert.fold import AnyModel, FoldError, fold
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
-from kilolayer.files.writing import PART, remove, unwritable, write
+from kilolayer.files.reading import read_bytes
+from kilolayer.files.writing import PART, remove, remove_drafts, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit
+from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
+from kilolayer.parallel.launch import is_restart, launch
 from kilolayer.speed.written import write_out
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
@@ -83,7 +87,7 @@ class Run:
             raise InputError(
                 f"this is not a run{absent}",
                 where=str(folder),
-                fix="name a folder that `kilolayer train` created: it contains config.toml",
+                fix=f"name a folder that `{hints.verb('train')}` created: it contains config.toml",
             )
         if is_saved(folder):
             raise InputError(
@@ -128,14 +132,17 @@ class Run:
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
         """Load the trained model."""
-        model = build_model(self.config.model, device="meta", seed=0).materialise("cpu")
-        load_weights(model, self.weights(self.vocabulary(), chosen), self.folder)
+        weights = self.weights(self.vocabulary(), chosen)
+        model = build_model(self.config.model, device="meta", seed=0)
+        check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
+        model.materialise("cpu").load_state_dict(weights)
         return model.to(device).eval()
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
         if precision == "int8" and device.type != "cpu":
-            raise OptionError("int8 runs only on the CPU", where="--precision", fix="use bf16, or add --device cpu")
+            cpu = hints.argument("device", "cpu")
+            raise OptionError("int8 runs only on the CPU", where=hints.argument("precision"), fix=f"use bf16, or add {cpu}")
         model = self.load_model(device, chosen)
         assert isinstance(model, AnyModel)
         with suppress(FoldError):
@@ -156,7 +163,7 @@ class Run:
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
         state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        return load_chosen(self.checkpoints, chosen)
+        return load_chosen(self.checkpoints, chosen, number_of_tensors(self.config.model))
 
     def score(self, task: Task, device: torch.device) -> None:
         """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
@@ -217,26 +224,51 @@ def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
         )
 
 
-def check_new(folder: Path) -> None:
-    """Raise, before any work is done, if the folder is not empty, is a file, or cannot be written."""
+def check_new(folder: Path, *, overwrite: bool = False) -> None:
+    """Raise, before any work is done, if the folder is not empty, is a file, or cannot be written.
+
+    overwrite: the folder may hold a run, which `delete_run` deletes later, but nothing else.
+    """
     storable(folder)
+    another = f"choose another: {hints.argument('run', 'runs/NAME')}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
         names = os.listdir(folder)
     except (FileExistsError, NotADirectoryError):
-        raise InputError("the run folder is a file", where=str(folder), fix="choose another: --run runs/NAME") from None
+        raise InputError("the run folder is a file", where=str(folder), fix=another) from None
     except (OSError, ValueError) as error:
         reason, _ = file_fault(error)
-        raise InputError(
-            f"the run folder cannot be written: {reason}", where=str(folder), fix="choose another: --run runs/NAME"
-        ) from None
+        raise InputError(f"the run folder cannot be written: {reason}", where=str(folder), fix=another) from None
     # What a killed start left behind is allowed.
-    if any(not UNFINISHED.fullmatch(name) for name in names):
-        raise InputError(
-            "the run folder is not empty", where=str(folder), fix="choose another with --run, or resume it with --resume"
-        )
+    if any(not UNFINISHED.fullmatch(name) for name in names) and not overwrite:
+        ways = hints.argument("run"), hints.flag("resume"), hints.flag("overwrite")
+        fix = "choose another with {}, resume it with {}, or replace it with {}".format(*ways)
+        raise InputError("the run folder is not empty", where=str(folder), fix=fix)
+    if overwrite and names and not is_run(folder) and not all(map(UNFINISHED.fullmatch, names)):
+        what = "the folder holds something other than a run, which is not overwritten"
+        raise InputError(what, where=str(folder), fix=another)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run."""
+    return kind_of(folder / "config.toml") == "file" and not is_saved(folder)
+
+
+def delete_run(folder: Path) -> None:
+    """Delete everything in the folder of a run except its data and its lock, which this process holds."""
+    try:
+        # config.toml last: while it is there, the folder is a run and can be overwritten after a crash.
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == "config.toml"):
+            if path.name in ("data", "lock"):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    except OSError as error:
+        raise unwritable(folder, error) from None
 
 
 @contextmanager
@@ -253,18 +285,28 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            owner = file.read(20).strip() or "another process"
+            owner = file.readline(20).strip() or "another process"
             raise InputError(
                 f"the folder is in use by process {owner}", where=str(folder), fix="wait for it, or choose another folder"
             ) from None
         try:
             file.seek(0)
             file.truncate()
-            file.write(str(os.getpid()))
+            file.write("\n".join(filter(None, (str(os.getpid()), launch()))))
             file.flush()
         except OSError as error:
             raise unwritable(path, error) from None
+        remove_drafts(folder)
         yield
+
+
+def was_begun_by_this_launch(folder: Path) -> bool:
+    """Whether torchrun has started this process again, and the run in the folder was begun before by the same torchrun."""
+    if not is_restart() or kind_of(folder / "config.toml") != "file" or kind_of(folder / "lock") != "file":
+        return False
+    with suppress(InputError):
+        return read_bytes(folder / "lock", 1 << 12).decode(errors="replace").partition("\n")[2] == launch()
+    return False
 
 
 def holder_of(folder: Path) -> int | None:
@@ -277,7 +319,7 @@ def holder_of(folder: Path) -> int | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = file.read(20).strip()
+            owner = file.readline(20).strip()
             return int(owner) if owner.isdecimal() else 0
     return None
 
@@ -303,5 +345,7 @@ def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
 def choose_device(name: str) -> torch.device:
     """The device that a configuration names; for "auto", the GPU if there is one."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise OptionError("there is no CUDA device", where="train.device or --device", fix='set it to "auto" or "cpu"')
+        raise OptionError(
+            "there is no CUDA device", where=f"train.device or {hints.argument('device')}", fix='set it to "auto" or "cpu"'
+        )
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

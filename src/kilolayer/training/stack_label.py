@@ -19,7 +19,7 @@ DEAD = 1e-4
 """A stack is dead if, at the end of its run, its first layers get less than this of the largest layer's gradient."""
 MOVED, LEAST_MOVE = 1e-3, 1e-6
 """As a fraction of Adam's usual step, and times the peak learning rate: below both, eps dominates and no weight moves."""
-DYING, FEWEST = ((0.05, 5e-5), (0.15, 3e-4)), 3
+DYING, FEWEST = ((0.03, 5e-5), (0.1, 1e-4)), 3
 """A stack is dying once every check over the first of these fractions of the run's steps was below the first share, or over the
 second below the second; at least FEWEST checks. Fitted on one set of runs and tested on another (benchmarks/dead)."""
 
@@ -42,7 +42,7 @@ class Level:
         return f"Of {self.seen} runs that were seen below {as_fraction(self.share)}, {self.recovered} recovered."
 
 
-LEVELS = (Level(1e-2, 153, 86), Level(1e-3, 93, 26), Level(1e-4, 68, 1))
+LEVELS = (Level(1e-2, 213, 124), Level(1e-3, 146, 57), Level(1e-4, 105, 16))
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:

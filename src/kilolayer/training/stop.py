@@ -25,10 +25,10 @@ DROPPED_SECONDS = 0.05
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal has ended the work. number: the first signal that arrived."""
+    """A signal has ended the work. number: the first signal that arrived; then: how to continue."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__()
+    def __init__(self, number: int, then: str = "") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}{f'; {then}' if then else ''}")
         self.number = number
 
 

@@ -105,7 +105,7 @@ def torch_encoder(norm_first: bool = False, **options: Any) -> nn.TransformerEnc
         DIM, HEADS, FFN, dropout=0.0, batch_first=True, norm_first=norm_first, dtype=torch.float64, **options
     )
     top = nn.LayerNorm(DIM, dtype=torch.float64) if norm_first else None
-    return nn.TransformerEncoder(layer, LAYERS, norm=top, enable_nested_tensor=not norm_first)
+    return nn.TransformerEncoder(layer, LAYERS, norm=top, enable_nested_tensor=not norm_first and "activation" not in options)
 
 
 def torch_decoder(norm_first: bool = False) -> nn.TransformerDecoder:

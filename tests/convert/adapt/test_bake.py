@@ -145,13 +145,13 @@ def _module(model: nn.Module, name: str) -> nn.Module:
     return model.get_submodule(name)
 
 
-def test_an_adapted_model_that_is_saved_without_its_recipe_says_so_until_it_is_baked(
+def test_a_copy_of_an_adapted_model_says_how_to_load_it_and_a_baked_model_says_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = bert()
     kl.adapt(model, "deepnorm")
     copy.deepcopy(model).save_pretrained(tmp_path / "copied")
-    assert "is saved without its recipe" in caplog.text
+    assert "load it with kl.load_model" in caplog.text
     caplog.clear()
     kl.bake(model)
     model.save_pretrained(tmp_path / "baked")

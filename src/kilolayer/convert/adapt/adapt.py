@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from kilolayer import recipes
 from kilolayer.convert.adapt.additions import Additions, attribute
+from kilolayer.convert.adapt.applied import is_adapted
 from kilolayer.convert.adapt.fit import obstacle
+from kilolayer.convert.adapt.pretrained import SavePretrained, has_lost_weights, was_loaded
 from kilolayer.convert.adapt.stacks import ForeignModel, ForeignStack, find
 from kilolayer.convert.adapt.start import start_weights
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
 from kilolayer.recipes.base import Constants, Depths, Place, Recipe, Side
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,31 +52,29 @@ class Adaptation:
 
 
 def adapt(
-    model: nn.Module, recipe: str | Recipe = recipes.DEFAULT, *, start: bool = True, seed: int | None = None
+    model: nn.Module, recipe: str | Recipe = recipes.DEFAULT, *, start: bool | None = None, seed: int | None = None
 ) -> Adaptation:
-    """Give a model of torch or of Hugging Face's Transformers a recipe, in place.
+    """Give a model of torch or of Hugging Face's Transformers a recipe, in place, and new weights to all of its layers.
 
-    Its layers are found by their class. Their weights are initialized as the recipe specifies (projections and biases by
+    Its layers are found by their class. Their weights are drawn again as the recipe specifies (projections and biases by
     role, norms 1), and hooks change the residual; inputs and outputs of the model stay the same. An unsupported class, or a
     recipe that does not fit the class, raises an error before anything is changed.
 
-    start: False leaves the weights as they are, to load what was saved with the same recipe.
+    start: False leaves the weights as they are. True draws new ones even if the model was loaded with `from_pretrained`; such
+    a model is refused unless one of the two is given.
     seed: fixes the weights; without it, a seed is drawn from torch's default generator.
     """
     recipe = recipes.parse(recipe)
     found = find(model)
-    _check(model, found, recipe)
-    if start:
+    _check(model, found, start)
+    check_fit(found, recipe)
+    if start or start is None:
         seed = draw_seed() if seed is None else seed
         start_weights(model, found, recipe, seed)
     elif seed is not None:
         raise InputError("seed has no effect with start=False", fix="remove one of them")
     before = set(model.state_dict())
-    for stack in found.stacks:
-        _attach(stack, recipe, found.depths)
-    if hasattr(model, "save_pretrained"):
-        # Set on the object, so that the class, and its models without a recipe, are unaffected.
-        model.__dict__["save_pretrained"] = SavedWithWarning(model)
+    attach(model, found, recipe)
     return Adaptation(
         recipe=recipe,
         model=f"{type(model).__name__} ({found.title})",
@@ -91,35 +87,8 @@ def adapt(
     )
 
 
-class SavedWithWarning:
-    """`save_pretrained` of an adapted model; warns that its files hold the weights, but not the recipe's changes."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        name = type(self.model).__name__
-        logger.warning(
-            "%s is saved without its recipe: from_pretrained gives another function. Load it and call "
-            "kl.adapt(..., start=False), or call kl.bake before saving",
-            name,
-        )
-        return type(self.model).save_pretrained(self.model, *arguments, **options)
-
-
-def is_adapted(stack: ForeignStack) -> bool:
-    """Whether a recipe has been applied to this stack."""
-    return any(isinstance(module, Additions) for layer in stack.layers for module in layer.children())
-
-
-def _check(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
-    if any(map(is_adapted, found.stacks)):
-        raise InputError(
-            "this model already has a recipe",
-            fix="build the model again, or merge the recipe into its weights with kl.bake first",
-        )
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise InputError("this model is on the meta device", fix="give it memory first: model.to_empty(device=...)")
+def check_fit(found: ForeignModel, recipe: Recipe) -> None:
+    """Raise if a recipe cannot be applied to a model of this kind."""
     recipe.check_depths(found.depths)
     for stack in found.stacks:
         hindrance = obstacle(
@@ -134,14 +103,51 @@ def _check(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
             raise hindrance.error(recipe, found.title)
 
 
-def _attach(stack: ForeignStack, recipe: Recipe, depths: Depths) -> None:
+def attach(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
+    """Put what the recipe adds into the layers of a model, and register its hooks; weights are not touched."""
+    for stack in found.stacks:
+        _attach_to_stack(stack, recipe, found.depths)
+    if hasattr(model, "save_pretrained"):
+        # Set on the object, so that the class, and its models without a recipe, are unaffected.
+        model.__dict__["save_pretrained"] = SavePretrained(model)
+
+
+def _check(model: nn.Module, found: ForeignModel, start: bool | None) -> None:
+    if is_adapted(model):
+        raise InputError(
+            "this model already has a recipe",
+            fix="build the model again, or merge the recipe into its weights with kl.bake first",
+        )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise InputError("this model is on the meta device", fix="give it memory first: model.to_empty(device=...)")
+    if not start and has_lost_weights(model, found):
+        raise InputError(
+            "this model was saved with a recipe, and from_pretrained has not loaded the weights that the recipe added",
+            where=_origin(model),
+            fix="load the folder with kl.load_model(folder), which restores the weights and the recipe",
+        )
+    if start is None and was_loaded(model, found):
+        raise InputError(
+            "this model was loaded with from_pretrained, and kl.adapt would replace the weights of its layers by new ones",
+            where=_origin(model),
+            fix="say what to do with them: kl.adapt(..., start=False) keeps them, and start=True draws new ones",
+        )
+
+
+def _origin(model: nn.Module) -> str:
+    name = getattr(model, "name_or_path", None)
+    return f"{type(model).__name__} from {shown(name)}" if name else type(model).__name__
+
+
+def _attach_to_stack(stack: ForeignStack, recipe: Recipe, depths: Depths) -> None:
     previous: nn.Module | None = None
     first: Additions | None = None
     for number, layer, sublayer in stack.sublayers():
-        plan = recipe.plan(Place(sublayer.kind, stack.side, number, depths))
+        place = Place(sublayer.kind, stack.side, number, depths)
         weight = sublayer.last.values
         with new_tensors(weight.device, weight.dtype):
-            additions = Additions(plan, sublayer, stack.norm_first, first is None and recipe.input_norm(stack.side, depths))
+            input_norm = first is None and recipe.input_norm(stack.side, depths)
+            additions = Additions(recipe, place, sublayer, stack.norm_first, input_norm)
         initialise(additions, seed=0)  # everything added starts at constants: nothing is random
         starts_layer = not any(isinstance(module, Additions) for module in layer.children())
         additions.train(layer.training)

@@ -19,7 +19,7 @@ from kilolayer.convert.adapt.inner_attention import InnerAttention
 from kilolayer.convert.adapt.sublayers import ForeignSublayer, eps_name
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.scale import HeadScale, LearnedScale, make_scale
-from kilolayer.recipes.base import Kind, Learned, PerLayer, Plan, Scale
+from kilolayer.recipes.base import Kind, Learned, PerLayer, Place, Recipe, Scale
 
 
 class Additions(nn.Module):
@@ -28,8 +28,10 @@ class Additions(nn.Module):
     Its methods are the hooks, so a copy of the model has hooks on the copy, and a pickled model keeps them.
     """
 
-    def __init__(self, plan: Plan, sublayer: ForeignSublayer, norm_first: bool, input_norm: bool) -> None:
+    def __init__(self, recipe: Recipe, place: Place, sublayer: ForeignSublayer, norm_first: bool, input_norm: bool) -> None:
         super().__init__()
+        self.recipe, self.depths = recipe, place.depths
+        plan = recipe.plan(place)
         width, inner_width = sublayer.width, sublayer.last.values.shape[1]
         self.kind, self.heads = sublayer.kind, sublayer.heads
         self.input_norm = _norm_like(sublayer.norm, width) if input_norm else nn.Identity()
@@ -84,6 +86,11 @@ class Additions(nn.Module):
         """Set an attribute of one of the layer's modules; `detach` restores it."""
         self.changed.append((module, name, getattr(module, name)))
         setattr(module, name, value)
+
+    @property
+    def changes_nothing(self) -> bool:
+        """Whether the layer's class alone computes the same."""
+        return not self.handles and not self.changed
 
     def own_norms(self) -> list[str]:
         """The names of the norms and head scales that it holds."""

@@ -10,13 +10,14 @@ projection of f, and a scale on the input of f into the projections that read it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.convert.adapt.additions import Additions, attribute
+from kilolayer.convert.adapt.applied import additions_of
+from kilolayer.convert.adapt.pretrained import forget_entry
 from kilolayer.convert.adapt.stacks import ForeignStack, find
 from kilolayer.convert.adapt.sublayers import ForeignSublayer, eps_name
 from kilolayer.errors import FoldError, InputError
@@ -52,7 +53,7 @@ def bake(model: nn.Module) -> Baked:
     recipe, because the weights are scaled. Norms inside the sublayers have no plain form; with them it raises an error.
     """
     stacks = find(model).stacks
-    parts = [[*_parts(stack)] for stack in stacks]
+    parts = [[*additions_of(stack)] for stack in stacks]
     if not any(parts):
         raise InputError("this model has no recipe", fix="kl.bake takes a model that kl.adapt has changed")
     for stack, own in zip(stacks, parts, strict=True):
@@ -70,14 +71,8 @@ def bake(model: nn.Module) -> Baked:
                 own_eps[names[sublayer.norm]] = eps
             before = sublayer.norm
     model.__dict__.pop("save_pretrained", None)
+    forget_entry(model)
     return Baked(sum(map(len, parts)), own_eps)
-
-
-def _parts(stack: ForeignStack) -> Iterator[tuple[nn.Module, ForeignSublayer, Additions]]:
-    for _, layer, sublayer in stack.sublayers():
-        additions = getattr(layer, attribute(sublayer.kind), None)
-        if isinstance(additions, Additions):
-            yield layer, sublayer, additions
 
 
 def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Additions]]) -> None:
@@ -87,7 +82,7 @@ def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Ad
             raise FoldError(
                 f"the recipe put modules into the sublayers that no weight can hold: {', '.join(additions.own_norms())}",
                 where=where,
-                fix="keep the recipe: save the state dict, and load it into a model after kl.adapt(model, recipe, start=False)",
+                fix="keep the recipe: kl.save writes the model with it, and kl.load_model reads it",
             )
         skip = _skip(additions)
         if isinstance(skip, Tensor) and index == 0 and stack.embedding_norm is None:

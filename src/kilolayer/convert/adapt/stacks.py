@@ -62,13 +62,9 @@ def find(model: nn.Module) -> ForeignModel:
     """The stacks of `model`; raises if it has no layer of a known class, or more stacks than recipes support."""
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(f"this is not a model: {shown(model)}", fix="give a torch module, such as from_pretrained returns")
-    lists: dict[str, list[nn.Module]] = {}
-    for name, module in model.named_modules():
-        if layout_of(module) is not None:
-            lists.setdefault(name.rpartition(".")[0], []).append(module)
-    if not lists:
+    stacks = stacks_of(model)
+    if not stacks:
         raise InputError(f"{type(model).__name__} has no layer of a supported class", fix=f"supported: {', '.join(KNOWN)}")
-    stacks = tuple(_stack(model, name, layers) for name, layers in lists.items())
     for side in ("encoder", "decoder"):
         names = [stack.name or type(model).__name__ for stack in stacks if stack.side == side]
         if len(names) > 1:
@@ -78,6 +74,21 @@ def find(model: nn.Module) -> ForeignModel:
     stacks = tuple(sorted(stacks, key=lambda stack: stack.side == "decoder"))
     width = next(stacks[0].sublayers())[2].width
     return ForeignModel(_title(model, stacks), stacks, _depths(stacks), width)
+
+
+def stacks_of(model: nn.Module) -> tuple[ForeignStack, ...]:
+    """Every stack of layers of a known class in `model`, however many there are."""
+    lists: dict[str, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        if layout_of(module) is not None:
+            lists.setdefault(name.rpartition(".")[0], []).append(module)
+    return tuple(_stack(model, name, layers) for name, layers in lists.items())
+
+
+def check_depth(layers: int, most: int) -> None:
+    """Raise if a description that was read from a file has more layers than there are weights, before they are built."""
+    if layers > most:
+        raise InputError(f"a stack has {layers:,} layers, more than there are weights", fix="restore the file")
 
 
 def _stack(model: nn.Module, name: str, layers: list[nn.Module]) -> ForeignStack:

@@ -122,7 +122,8 @@ class Bert(ForeignClass):
 
     def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         if f"{CLASSIFIER}.weight" in tensors:
-            return {"head": Head(outputs=len(tensors[f"{CLASSIFIER}.weight"])), "tie_embeddings": True}
+            outputs, *_ = (*tensors[f"{CLASSIFIER}.weight"].shape, 1)  # one of another rank is refused when all are checked
+            return {"head": Head(outputs=outputs), "tie_embeddings": True}
         masked = f"{MASKED}.transform.dense.weight" in tensors
         untied = {} if masked else {"tie_embeddings": True}
         return {"output_transform": masked, "output_bias": masked, **untied}

@@ -35,14 +35,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All weights under their names in the files."""
+def read_tensors(folder: Path, number: range) -> dict[str, Tensor]:
+    """All weights under their names in the files. number: how many there can be."""
     if kind_of(folder / WEIGHTS) == "file":
-        return _read_file(folder / WEIGHTS)
+        return _read_file(folder / WEIGHTS, number)
     if kind_of(folder / INDEX) == "file":
         found: dict[str, Tensor] = {}
         for name in _parts(folder / INDEX):
-            found |= _read_file(folder / name)
+            found |= _read_file(folder / name, range(number.stop))
         return found
     if any(kind_of(folder / name) == "file" for name in PICKLED):
         raise InputError(
@@ -69,5 +69,7 @@ def _parts(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    return load_tensors(path, fix="fetch the file again: it may have been cut off")
+def _read_file(path: Path, number: range) -> dict[str, Tensor]:
+    return load_tensors(
+        path, number=number, fix=f"fetch the file and {CONFIG} again: it may have been cut off, or of another model"
+    )

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilolayer.convert.adapt.pretrained import ENTRY
 from kilolayer.convert.huggingface.bert import Bert
 from kilolayer.convert.huggingface.folder import CONFIG, read_config, read_tensors
 from kilolayer.convert.huggingface.foreign_class import ForeignClass
 from kilolayer.convert.huggingface.gpt2 import GPT2
 from kilolayer.convert.huggingface.marian import Marian
 from kilolayer.convert.huggingface.opt import OPT
-from kilolayer.convert.huggingface.weights import to_ours
+from kilolayer.convert.huggingface.weights import check_tensors, to_ours, to_theirs, under_own_name
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.models.build import build_model
@@ -26,6 +27,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.fit import number_of_tensors
 from kilolayer.models.place import check_dtype, check_place
 
 FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
@@ -57,10 +59,18 @@ class Imported:
 
     def _check(self) -> None:
         where = str(self.folder / CONFIG)
+        entry = self.theirs.get(ENTRY)
+        if isinstance(entry, dict) and not entry.get("plain"):
+            raise InputError(
+                "this model was saved with a recipe, without which its weights are another function",
+                where=where,
+                fix="load it with kl.load_model; to import it, call kl.bake on that model and save it again",
+            )
         for name, value in self.form.required.items():
             if self.theirs.get(name, value) != value:
                 raise InputError(f"{name} is {shown(self.theirs[name])}", where=where, fix=f"only {shown(value)} is supported")
-        for name in self.theirs.get("architectures") or ():
+        architectures = self.theirs.get("architectures") or []
+        for name in architectures if isinstance(architectures, list) else [architectures]:
             if name not in self.form.readable:
                 raise InputError(
                     f"the architecture is {shown(name)}",
@@ -73,7 +83,7 @@ class Imported:
     def tensors(self) -> dict[str, Tensor]:
         """The weights under Transformers' names, with the prefix of the class with an output."""
         found = {}
-        for name, tensor in read_tensors(self.folder).items():
+        for name, tensor in read_tensors(self.folder, number_of_tensors(self._config({}))).items():
             for old, new in OLD_NAMES.items():
                 name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
             whole = name.startswith((self.form.prefix, *self.form.outputs))
@@ -83,8 +93,11 @@ class Imported:
     @cached_property
     def config(self) -> ModelConfig:
         """The configuration of the equivalent Kilolayer model."""
+        return self._config(self.form.options_of_weights(self.tensors))
+
+    def _config(self, options_of_weights: Mapping[str, Any]) -> ModelConfig:
         try:
-            options = {**self.form.own_options(self.theirs), **self.form.options_of_weights(self.tensors)}
+            options = {**self.form.own_options(self.theirs), **options_of_weights}
             return ModelConfig.of(options["shape"], options)
         except (InputError, OptionError) as error:
             raise error.at(str(self.folder / CONFIG)) from None
@@ -103,27 +116,19 @@ class Imported:
             if name in wanted or re.fullmatch(self.form.unread, name) is None
         }
         try:
-            found = to_ours(entries, kept, copies=self.form.copies(self.config))
+            found = under_own_name(entries, kept, copies=self.form.copies(self.config))
+            # Built only now that each of its layers is known to have tensors.
+            check_tensors(found, to_theirs(entries, build_model(self.config, device="meta", seed=0).state_dict()))
         except InputError as error:
             raise error.at(str(self.folder)) from None
-        return self._checked(found)
+        return to_ours(entries, found)
 
     def spare_weights(self) -> dict[str, Tensor]:
         """Weights that the model has no place for but another can use: BERT's pooler, as the first matrix of a head."""
         entries = [
             entry for entry in self.form.spare_entries(self.config) if all(name in self.tensors for name in entry.theirs)
         ]
-        return {entry.ours: entry.to_ours([self.tensors[name] for name in entry.theirs]) for entry in entries}
-
-    def _checked(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        for name, tensor in build_model(self.config, device="meta", seed=0).state_dict().items():
-            if weights[name].shape != tensor.shape:
-                raise InputError(
-                    f"{name} has the shape {list(weights[name].shape)} in the weights and {list(tensor.shape)} by {CONFIG}",
-                    where=str(self.folder),
-                    fix="the two files do not belong together: download both again",
-                )
-        return weights
+        return to_ours(entries, self.tensors)
 
 
 def from_huggingface(

@@ -36,7 +36,9 @@ class Entry:
         """Convert their tensors, in the order of `theirs`, to ours."""
         if self.as_row:
             tensors = [tensor.reshape(-1) for tensor in tensors]
-        parts = [(tensor.t() if self.transposed else tensor)[self.rows_before :] for tensor in tensors]
+        parts = [tensor.t() if self.transposed else tensor for tensor in tensors]
+        if self.rows_before:
+            parts = [part[self.rows_before :] for part in parts]
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
     def _part_to_theirs(self, part: Tensor) -> Tensor:
@@ -68,8 +70,8 @@ def to_theirs(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str,
     return {name: tensor for entry in table.values() for name, tensor in entry.to_theirs(ours[entry.ours]).items()}
 
 
-def to_ours(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str]) -> dict[str, Tensor]:
-    """Their state dict under our names.
+def under_own_name(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str]) -> dict[str, Tensor]:
+    """Their tensors, each under its own name; raises if one is missing or has no place.
 
     copies: names under which a file may repeat the tensor of another name, or be the only one to store it.
     """
@@ -77,10 +79,30 @@ def to_ours(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: M
     for copy, name in copies.items():
         if copy in theirs:
             found.setdefault(name, theirs[copy])
-    entries = list(entries)
     wanted = {name for entry in entries for name in entry.theirs}
     if differing := wanted ^ set(found):
         name = min(differing)
         what = "is missing" if name in wanted else "has no place in a model of ours"
         raise InputError(f"the tensor {name} {what}", fix="the folder's config.json and its weights do not belong together")
-    return {entry.ours: entry.to_ours([found[name] for name in entry.theirs]) for entry in entries}
+    return found
+
+
+def check_tensors(theirs: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+    """Raise unless each tensor has the shape of the wanted one, and floating-point numbers."""
+    for name, tensor in wanted.items():
+        found = theirs[name]
+        if found.shape != tensor.shape:
+            raise InputError(
+                f"the tensor {name} has the shape {list(found.shape)}, and by config.json {list(tensor.shape)}",
+                fix="the two files do not belong together: download both again",
+            )
+        if not found.is_floating_point():
+            raise InputError(
+                f"the tensor {name} is of {str(found.dtype).removeprefix('torch.')}, not of floating-point numbers",
+                fix="convert the weights to float32, and save them again",
+            )
+
+
+def to_ours(entries: Iterable[Entry], theirs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their state dict, which `check_tensors` has checked, under our names."""
+    return {entry.ours: entry.to_ours([theirs[name] for name in entry.theirs]) for entry in entries}

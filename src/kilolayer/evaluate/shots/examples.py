@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from kilolayer import hints
 from kilolayer.data.text import SUFFIXES, read_lines
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.shots.registry import Question, QuestionSet
@@ -46,7 +47,7 @@ class Examples:
         most = max(alike[question.contexts] for question in self.asked.questions[:limit])
         if shots > len(self.solved.questions) - most:
             what = f"{self.set.name} has {len(self.solved.questions) - most} examples besides the question, fewer than {shots}"
-            raise OptionError(what, where="--shots", fix="ask for fewer shots, or give a larger file of examples")
+            raise OptionError(what, where=hints.argument("shots"), fix="ask for fewer shots, or give a larger file of examples")
 
     def prompt(self, number: int, shots: int, seed: int) -> Question:
         """A question preceded by `shots` solved ones, which depend only on seed, set and number.
@@ -75,7 +76,7 @@ class Examples:
 def read_examples(questions: QuestionSet, folder: Path) -> Examples:
     """Read the files of a set in a folder, and check every line."""
     if kind_of(folder) != "folder":
-        raise InputError("the folder of questions does not exist", where=str(folder), fix="check --examples")
+        raise InputError("the folder of questions does not exist", where=str(folder), fix=f"check {hints.argument('examples')}")
     paths = {part: path for part in (*PARTS, TRAIN) if (path := _find(folder, questions.name, part)) is not None}
     first = next((part for part in PARTS if part in paths), None)
     if first is None:

@@ -59,6 +59,14 @@ function firstAt(xs, x) {
   return low;
 }
 
+function sensibleRange(values, every) {
+  // Of all values; without the highest fiftieth if there are many values and those reach far beyond the rest. As in curves_plot.py.
+  const order = Float64Array.from(values).sort();
+  const low = order[0], high = order[order.length - 1], most = order[Math.floor(0.98 * (order.length - 1))];
+  const isFar = most > low && high - low > 10 * (most - low);
+  return [low, !every && order.length >= 200 && isFar ? low + 1.1 * (most - low) : high];
+}
+
 // --- Numbers and ticks ---
 
 function show(value, digits = 5) {
@@ -116,7 +124,7 @@ function makePlot(chart, source) {
   const ink = (name) => getComputedStyle(chart).getPropertyValue(`--${name}`).trim();
 
   function extent(every) {
-    // Of all that is on; unless `every`, without what only the highest fiftieth of the points reach, if that flattens the rest.
+    // Of all that is on; of the y of all points if `every`.
     const found = [];
     let x0 = Infinity, x1 = -Infinity;
     source.curves().forEach((curve, place) => {
@@ -130,10 +138,7 @@ function makePlot(chart, source) {
     });
     if (!found.length) return { x0: 0, x1: 1, y0: 0, y1: 1 };
     if (source.ends) [x0, x1] = source.ends;
-    const order = Float64Array.from(found).sort();
-    const most = order[Math.floor(0.98 * (order.length - 1))];
-    let y0 = order[0], y1 = order[order.length - 1];
-    if (!every && most > y0 && y1 - y0 > 3 * (most - y0)) y1 = y0 + 1.1 * (most - y0);
+    const [y0, y1] = sensibleRange(found, every);
     const isFlat = y1 <= y0, tall = isFlat ? Math.max(Math.abs(y0), 1) * 0.1 : y1 - y0, wide = x1 > x0 ? x1 - x0 : 1;
     if (source.fromZero && !source.logY() && y0 >= 0) return { x0: x0 - 0.01 * wide, x1: x1 + 0.01 * wide, y0: 0, y1: (y1 || 1) * 1.05 };
     return { x0: x0 - 0.01 * wide, x1: x1 + 0.01 * wide, y0: y0 - 0.04 * tall, y1: y1 + 0.04 * tall };

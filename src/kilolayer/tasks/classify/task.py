@@ -11,6 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer import hints
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
 from kilolayer.data.example_file import ExampleFile
 from kilolayer.data.examples import ExampleParts, find_examples, read_test, text_of
@@ -81,7 +82,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         examples, title = config.examples, registry.get(config.task).title
         path, *others = text.files(title)
         if others:
-            raise OptionError(f"{title} is scored on one file at a time", where="--test", fix="name one")
+            raise OptionError(f"{title} is scored on one file at a time", where=hints.argument("test"), fix="name one")
         classes = config.classes_of_run()
         part = read_test(Path(path), examples)
         encoded = EncodedExamples(part.examples, vocabulary, classes, examples.length)

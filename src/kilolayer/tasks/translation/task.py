@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kilolayer import hints
 from kilolayer.data.batches import Batch, Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, aligned_text, find_corpora, find_test
 from kilolayer.data.encode import encode_text, encode_training
@@ -267,7 +268,7 @@ def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[
     if text.source is None or text.reference is None:
         return find_test(config.data, text.test, directions, cache)
     if len(directions) > 1:
-        raise OptionError("the run has several directions", fix=f"choose one: --direction {names[0]}")
+        raise OptionError("the run has several directions", fix=f"choose one: {hints.argument('direction', names[0])}")
     return [aligned_text(Path(text.source), Path(text.reference), directions[0])]
 
 

@@ -1,0 +1,147 @@
+"""Time and memory."""
+
+from __future__ import annotations
+
+import re
+from statistics import median
+
+from derivations.section import Data, Pieces, listed, row, section, word
+
+import kilolayer as kl
+
+PEERS = {
+    "nn.Transformer in one graph": "torch.nn.Transformer, compiled, in one CUDA graph",
+    "nn.Transformer compiled": "torch.nn.Transformer, compiled",
+    "nn.Transformer": "torch.nn.Transformer",
+}
+MISSED = (
+    "times x-transformers compiled (at least 1.2)",
+    "largest over smallest time of a layer, vocabulary and all (at most 1.1)",
+    "sub_ln over pre_ln (at most 1.08)",
+)
+
+
+class Speed:
+    """The runs of benchmarks/speed in which systems ran beside ours."""
+
+    def __init__(self, document: Data) -> None:
+        self.by_name = {name: run for run in document["runs"] for name in run["jobs"] if "ms" in run["jobs"][name]}
+
+    def job(self, name: str) -> Data:
+        """A measurement, of the last run that has it."""
+        return self.by_name[name]["jobs"][name]
+
+    def whole(self, name: str) -> str:
+        """Milliseconds without decimals."""
+        return f"{self.job(name)['ms']:.0f}"
+
+    def memory(self, name: str) -> str:
+        return f"{self.job(name)['gigabytes']:.1f} GB"
+
+    def ours_beside(self, name: str, ours: str = "kilolayer") -> float:
+        """Our time in the run that measured a peer, with dropout if the peer had it."""
+        variant = ", dropout" if name.endswith(", dropout") else ""
+        return self.by_name[name]["jobs"][ours + variant]["ms"]
+
+    def times(self, name: str, ours: str = "kilolayer") -> float:
+        return self.job(name)["ms"] / self.ours_beside(name, ours)
+
+
+@section(
+    "the best that torch's users can have",
+    "speed/results.json",
+    given=("100L-100L, dim 512, 64 x 64 tokens per side, dropout 0.1", "24 layers, dim 1024, 32 x 1,024 tokens, dropout 0.1"),
+)
+def training_steps(document: Data) -> Pieces:
+    speed = Speed(document)
+    torchscale = f"TorchScale {speed.by_name['torchscale, dropout']['versions']['torchscale']}"
+    peers = {**PEERS, "torchscale": torchscale}
+    strongest, other = (f"{name}, dropout" for name in ("nn.Transformer in one graph", "torchscale"))
+    (beside,) = {speed.ours_beside(f"{name}, dropout") for name in list(peers)[1:]}
+    yield f"A training step at 100L-100L is {speed.times(strongest):.1f} times as fast"
+    yield f"and {speed.times(other):.0f} times as TorchScale's"
+    first = [name for name in ("kilolayer", *peers) if speed.by_name[f"{name}, dropout"] is speed.by_name[strongest]]
+    yield f"The first {word(len(first))} rows are of one run, the others of another, in which ours took {beside:.1f} ms"
+    yield f"Without dropout Kilolayer takes {speed.by_name[strongest]['jobs']['kilolayer']['ms']:.1f} ms"
+    yield f"the others {listed(map(speed.whole, peers))} ms"
+    yield row("Kilolayer", f"{speed.job('kilolayer, dropout')['ms']:.1f} ms", "", speed.memory("kilolayer, dropout"))
+    for name, shown in peers.items():
+        job = f"{name}, dropout"
+        yield row(shown, f"{speed.whole(job)} ms", f"{speed.times(job):.2f}", speed.memory(job))
+    for name, shown in (
+        ("kilolayer language", "Kilolayer"),
+        ("x-transformers compiled", "x-transformers, compiled"),
+        ("gpt2 compiled", "Hugging Face's GPT-2, compiled"),
+    ):
+        yield row(shown, f"{speed.whole(f'{name}, dropout')} ms", speed.memory(f"{name}, dropout"))
+    missed = [text for text, (least, most, value) in goals_of(document).items() if not least <= value <= most]
+    wanted, flat, near = (goals_of(document)[text] for text in MISSED)
+    assert sorted(missed) == sorted(MISSED)
+    dropout = speed.times("x-transformers compiled, dropout", "kilolayer language")
+    yield f"{word(len(missed)).capitalize()} of its goals were missed"
+    yield f"to be {wanted[0]} times as fast as x-transformers ({wanted[2]:.2f}, and {dropout:.2f} with dropout)"
+    yield f"within {near[1] - 1:.0%} of Pre-LN's time ({near[2] - 1:.0%})"
+    yield f"the time per layer constant within {flat[1] - 1:.0%} from 25 to 500 layers per side ({flat[2] - 1:.0%})"
+
+
+def goals_of(document: Data) -> dict[str, tuple[float, float, float]]:
+    """The goals with a bound, by their words: the least and the most that was wanted, and what the last run has."""
+    found = {}
+    for text, value in [goal for run in document["runs"] for goals in run["goals"].values() for goal in goals.items()]:
+        bound = re.search(r"\((at least|at most|below) ([\d.]+)\)", text)
+        if bound is not None and value is not None:
+            limit = float(bound[2])
+            found[text] = (limit, float("inf"), value) if bound[1] == "at least" else (0.0, limit, value)
+    return found
+
+
+@section("A masked language model's step", "understanding/masked_speed.json")
+def masked_steps(document: Data) -> Pieces:
+    without, with_dropout = sorted(document["results"], key=lambda result: result["setting"]["dropout"])
+    setting = with_dropout["setting"]
+    (times,) = {f"{result['times_faster_than']['bert']:.1f}" for result in (without, with_dropout)}
+    yield f"{times} times as fast as BERT's"
+    yield f"{setting['layers']} layers, dim {setting['dim']}, {setting['rows']} rows of {setting['length']} tokens"
+    yield row("", f"dropout {setting['dropout']}", "memory", "no dropout", "memory")
+    for name, shown in (
+        ("ours", "Kilolayer"),
+        ("bert", "Hugging Face's BertForMaskedLM, compiled"),
+        ("bert, masked places", "the same, scores at masked positions only"),
+    ):
+        systems = [result["systems"][name] for result in (with_dropout, without)]
+        cells = [(f"{each['ms']:.1f} ms", f"{max(used['gigabytes'] for used in each['rounds']):.1f} GB") for each in systems]
+        yield row(shown, *(text for pair in cells for text in pair))
+
+
+@section("Likelihoods are scored", "understanding/likelihood.json")
+def likelihoods(document: Data) -> Pieces:
+    plain, few = document["rows"]
+    model, seconds = (
+        document["model"],
+        {name: [median(each["seconds"][name]) for each in (plain, few)] for name in ("ours", "lm-eval")},
+    )
+    times = [theirs / ours for ours, theirs in zip(seconds["ours"], seconds["lm-eval"], strict=True)]
+    assert all(each["same_answers"] == each["questions"] for each in (plain, few))
+    worst = max(each["largest_difference"] for each in (plain, few))
+    yield f"{times[0]:.1f} times as fast as by lm-eval, {times[1]:.1f} times with {word(few['shots'])} examples"
+    yield f"{model['layers']} layers, dim {model['dim']}, the same weights in both"
+    yield re.sub(r".*?(\d) cores.*", lambda found: f"{word(int(found[1]))} CPU cores", document["hardware"])
+    yield f"median of {word(len(plain['seconds']['ours']))} rounds"
+    yield f"All {plain['questions'] + few['questions']} answers are the same"
+    yield f"at most {worst:.0e}".replace("e-0", "e-")
+    yield row(
+        "", f"{plain['questions']} questions, no examples", f"{few['questions']} questions, {word(few['shots'])} examples"
+    )
+    yield row("Kilolayer", *(f"{each:.1f} s" for each in seconds["ours"]))
+    yield row("lm-eval's Hugging Face backend", *(f"{each:.1f} s" for each in seconds["lm-eval"]))
+
+
+@section("Predicted training memory", "plan/results.json")
+def predicted_memory(document: Data) -> Pieces:
+    cases = document["cases"]
+    low = [1 - each["ratio"] for each in cases.values()]
+    layers = [int(each) for each in re.findall(r" (\d+)L", " ".join(cases))]
+    recipes = {name for name in kl.recipes.names() if f"kilolayer {name}" in cases} | {"deepnorm"}
+    yield f"{100 * min(low):.0f} to {max(low):.0%} too low"
+    yield f"{word(len(cases))} training jobs"
+    yield f"{min(layers)} to {max(layers)} layers per stack, {word(len(recipes))} recipes"
