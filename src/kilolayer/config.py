@@ -134,7 +134,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
             if below := _place_below(cls, name):
                 meant = f"{where}.{below}" if where else below
                 raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="put it there")
-            raise unknown(name, fields, where=where)
+            raise unknown(name, fields, where=where, beside=[each for each in table if each not in fields])
         values[name] = _value_of(fields[name], hints[name], value, inside)
     try:
         return cls(**values)
@@ -187,10 +187,9 @@ def strict(init: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
 
     @wraps(init)
     def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        for name in kwargs:
-            if name not in valid:
-                owner = init.__qualname__.removesuffix(".__init__")
-                raise unknown(name, valid, where=f"in {owner}(...)")
+        if others := [name for name in kwargs if name not in valid]:
+            owner = init.__qualname__.removesuffix(".__init__")
+            raise unknown(others[0], valid, where=f"in {owner}(...)", beside=others, keywords=True)
         return init(*args, **kwargs)
 
     return checked
@@ -399,8 +398,8 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     others = [KINDS.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds if get_origin(kind) is not Literal]
     guess = ""
     words = [choice for choice in choices if isinstance(choice, str)]
-    if words and isinstance(value, str):
-        guess = f"; did you mean {nearest(value, words)!r}?"
+    if words and isinstance(value, str) and (near := nearest(value, words)):
+        guess = f"; did you mean {near!r}?"
     allowed = ", ".join([*(repr(choice) for choice in choices), *others])
     if list[str] in kinds:
         items = value.split(",") if isinstance(value, str) and len(value) < LONGEST_SHOWN else ["one", "two"]

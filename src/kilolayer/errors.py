@@ -6,6 +6,8 @@ import errno
 from collections.abc import Iterable
 from typing import Any, Self
 
+from kilolayer.foreign_options import answers
+
 LONGEST_SHOWN = 100
 """Maximum number of characters of a wrong value that an error shows."""
 
@@ -118,28 +120,47 @@ def edit_distance(a: str, b: str) -> int:
     return row[-1]
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """The valid name with the fewest edits; from three edits on, one that contains all that was typed is preferred."""
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name with the fewest edits; from three edits on, one that contains all that was typed is preferred.
+
+    None if it shares too little with what was typed to be a slip of the fingers.
+    """
     typed = name[:LONGEST_SHOWN].lower()
 
     def distance(candidate: str) -> tuple[bool, bool, int]:
         edits, holds = edit_distance(typed, candidate.lower()), len(typed) > 2 and typed in candidate.lower()
         return edits > 2, edits > 2 and not holds, edits
 
-    return min(sorted(valid), key=distance)
+    found = min(sorted(valid), key=distance)
+    edits, longest = distance(found)[2], max(len(typed), len(found))
+    is_slip = edits <= max(2, longest // 3) and edits < longest
+    return found if is_slip or (len(typed) > 2 and typed in found.lower()) else None
 
 
-def unknown(name: str, valid: Iterable[str], *, kind: str = "option", where: str = "") -> UnknownOptionError:
-    """The error for a name that does not exist, with the nearest one that does, or for what is no name."""
+def unknown(
+    name: str,
+    valid: Iterable[str],
+    *,
+    kind: str = "option",
+    where: str = "",
+    beside: Iterable[str] = (),
+    keywords: bool = False,
+) -> UnknownOptionError:
+    """The error for a name that does not exist, with the nearest one that does, or with ours for an option of another library.
+
+    name: may be something that is no name. beside: other unknown options of the same place. keywords: they are arguments in
+    Python, not names in a configuration.
+    """
     valid = sorted(set(valid))
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         return UnknownOptionError(f"{shown(name)} is not the name of any {kind}", where=where, fix=f"valid: {', '.join(valid)}")
+    if kind == "option" and (foreign := answers((name, *beside), valid, keywords=keywords)):
+        names, s = ", ".join(map(shown, foreign)), "s" if len(foreign) > 1 else ""
+        fix = "; ".join(f"{theirs}: {text}" for theirs, text in foreign.items())
+        return UnknownOptionError(f"unknown option{s} {names}, known from other libraries", where=where, fix=fix)
     if not valid:
         return UnknownOptionError(f"unknown {kind} {shown(name)}", where=where, fix=f"there is no {kind} here: remove it")
     ending = [each for each in valid if each.endswith(f"_{name}")]
-    meant = " or ".join(map(repr, ending if len(ending) == 2 else [nearest(name, valid)]))
-    return UnknownOptionError(
-        f"unknown {kind} {shown(name)}; did you mean {meant}?",
-        where=where,
-        fix=f"valid: {', '.join(valid)}",
-    )
+    near = ending if len(ending) == 2 else [each for each in [nearest(name, valid)] if each is not None]
+    guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return UnknownOptionError(f"unknown {kind} {shown(name)}{guess}", where=where, fix=f"valid: {', '.join(valid)}")

@@ -48,7 +48,8 @@ def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]
     assert len((folder / "test.en-de.txt").read_text().splitlines()) == 10
     assert "<html" in (folder / "report.html").read_text()
     # Results on stdout, the way there on stderr and in the log.
-    assert out.splitlines()[-1] == f"BLEU {scores['test']['bleu']['value']:.1f}"
+    assert out.splitlines()[-1] == f"BLEU {scores['test']['bleu']['value']:.2f}"
+    assert "own text" not in err  # it was
     assert "validation loss" in err
     assert "validation loss" in (folder / "log.txt").read_text()
     assert "validation loss" not in out

@@ -14,12 +14,16 @@ import kilolayer as kl
 
 @section(
     "Kilolayer",
+    "quickstart/results.json",
     given=("1,000 layers", "Python 3.11", "PyTorch 2.11 to 2.13"),
     page=README,
 )
-def first_words() -> Pieces:
+def first_words(quickstart: Data) -> Pieces:
     compared = {*MethodsByDepth(read("reproduce/deepnet-table1.json")).methods, "sub_ln", "post_ln_init"}
     yield f"{word(len(set(kl.recipes.names()) - compared))} others"
+    whole, training = (f"{quickstart[f'{part}_seconds']:.0f} s" for part in ("whole_command", "training"))
+    cores = re.findall(r"(\w+) x86-64 cores, no GPU", quickstart["hardware"])[0]
+    yield f"`{quickstart['command']}` takes {whole} on {cores} CPU cores, {training} of them for training"
 
 
 @section(

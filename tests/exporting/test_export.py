@@ -347,6 +347,8 @@ def test_a_folder_as_text_and_an_object_with_a_folder_are_runs(trained: Callable
         kl.export(5, to="huggingface", out=tmp_path / "c")
     with pytest.raises(OptionError, match="huggingface"):
         kl.export(folder, to="huggingfaec", out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(OptionError, match=r"^unknown format 'onnx'\nto\nvalid: ctranslate2, huggingface$"):
+        kl.export(folder, to="onnx", out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
     with pytest.raises(OptionError, match="unknown format 'None'"):
         kl.export(folder, to=None, out=tmp_path / "c")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match="the folder to write is None, not a path"):

@@ -73,6 +73,8 @@ def test_a_translator_writes_the_same_tokens_by_greedy_and_beam(
     tokenizer = AutoTokenizer.from_pretrained(folder)
     loaded = AutoModelForSeq2SeqLM.from_pretrained(folder)
     assert type(loaded).__name__ == "KilolayerForSeq2SeqLM"
+    before_code = (folder / "README.md").read_text().partition("```")[0]
+    assert [line for line in before_code.splitlines() if "`trust_remote_code=True`" in line]
     lines = [*read_lines(corpus / "test.en")]
     batch = tokenizer(lines, return_tensors="pt", padding=True)
     ours = Tokenizers.load(run.folder)

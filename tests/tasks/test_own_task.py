@@ -88,6 +88,7 @@ def test_it_trains_scores_and_reports(folder: Path, trained: tuple[int, str, str
     assert re.search(r"^accuracy 0\.\d{4}$", out, re.MULTILINE)
     scores = json.loads((folder / "run/scores.json").read_text())
     assert scores["test"]["accuracy"]["value"] > 0.9  # to leave all letters small gives 0.85
+    assert "own text" not in err
     assert "Accuracy" in (folder / "run/report.html").read_text()
 
 
@@ -95,6 +96,10 @@ def test_its_run_is_used_by_the_verbs_of_all_runs_and_by_its_own(folder: Path, t
     code, out, err = typed("evaluate", folder / "run")
     assert code == 0, err
     assert "letters:ascii" in out
+    (shown,) = re.findall(r"^accuracy (0\.\d{4})$", trained[1], re.MULTILINE)
+    assert re.findall(r"accuracy +(\S+)", out) == [shown]
+    assert re.findall(r"accuracy +(\S+)", str(kl.load(folder / "run"))) == [shown, shown]  # in the table, and as the last line
+    assert f">{shown}<" in (folder / "run/report.html").read_text()
     assert typed("plan", folder / "capitals.toml")[0] == 0
     assert typed("spell", folder / "run")[:2] == (0, "spoken by my verb\n")
     assert "this run is a restorer of capitals" in typed("generate", folder / "run")[2]

@@ -50,7 +50,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
         train(run, task_of(run), resume=True)
     assert "the validation set has changed" in caught.value.what
     assert str(run.folder) in caught.value.where
-    assert f"--train.start_from {run.folder}" in caught.value.fix
+    assert f'train={{"start_from": "{run.folder}"}}' in caught.value.fix
     for path in corpus.glob("valid.*"):
         shutil.copy(path, tmp_path / "corpus")
     assert train(run, task_of(run), resume=True) == 0

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from kilolayer.config import build, table_of
 from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.tasks.train_config import TrainConfig
@@ -126,3 +128,21 @@ def test_a_warm_up_that_the_run_does_not_outlive_is_said(schedule: Any) -> None:
     assert never == (
         None if schedule == "constant" else f"warning: the warm-up takes all 30 steps: the {schedule} decay never starts"
     )
+
+
+@pytest.mark.parametrize(
+    ("options", "epoch", "warmup"),
+    [
+        ({"steps": 200}, 0, 80),
+        ({}, 0, 4000),
+        ({"epochs": 3}, 100, 120),
+        ({"epochs": 3}, 100_000, 4000),
+        ({"steps": 200, "warmup_steps": 4000}, 0, 4000),
+        ({"steps": 200, "warmup_steps": 0}, 0, 0),
+        ({"steps": 20_000, "warmup_share": 0.4}, 0, 8000),
+    ],
+)
+def test_a_warm_up_that_is_not_given_fits_the_run(options: dict[str, Any], epoch: float, warmup: int) -> None:
+    config = TrainConfig(**options)
+    for same in (config, dataclasses.replace(config, seed=2), build(TrainConfig, table_of(config))):
+        assert same.in_steps(epoch).warmup_steps == warmup

@@ -152,7 +152,7 @@ def test_several_sets_are_scored_apart_and_a_direction_is_asked_for(corpus: Path
     pair: dict[str, Any] = {"source": str(corpus / "valid.de"), "reference": str(corpus / "valid.en")}
     with pytest.raises(OptionError, match="several directions") as caught:
         score_text(run, OtherText(**pair))
-    assert "--direction en-de" in caught.value.fix
+    assert 'direction="en-de"' in caught.value.fix
     one_way = score_text(run, OtherText(**pair, direction="de-en"))
     assert one_way["test"] == score_text(run, OtherText(("valid",), direction="de-en"))["test valid"]
     with pytest.raises(OptionError, match="unknown direction 'en-fr'"):

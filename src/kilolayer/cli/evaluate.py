@@ -63,5 +63,5 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_scores_json(scores)
     else:
-        show_scores(scores)
+        show_scores(scores, task.headline)
     return 0

@@ -51,7 +51,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     if options.json:
         show_scores_json(scores)
     else:
-        show_scores(scores)
+        show_scores(scores, run.registration.headline)
     return 0
 
 

@@ -79,7 +79,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         against = {name: dataclasses.asdict(each) for name, each in comparisons.items()}
         show_json({"scores": tables_of_tests(scores), **kept, "against": against})
         return 0
-    show_scores(scores)
+    show_scores(scores, run.registration.headline)
     show_errors(scores)
     for name, each in comparisons.items():
         show_line(f"against {name}: {each}")

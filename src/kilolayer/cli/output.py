@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kilolayer.display import Line, Part, TitledTable
+from kilolayer.tasks.registry import Headline
 from kilolayer.tasks.results import tables_of_tests
 from kilolayer.terminal import printable, say
 
@@ -56,11 +57,14 @@ def _show_on_terminal(given: TitledTable) -> None:
     Console(highlight=False).print(table, "")
 
 
-def show_scores(scores: dict[str, Any]) -> None:
-    """Print the scores of each test set, with their signatures, and why a score is unavailable; scores: as in scores.json."""
+def show_scores(scores: dict[str, Any], headline: Headline | None = None) -> None:
+    """Print the scores of each test set, with their signatures, and why a score is unavailable.
+
+    scores: as in scores.json. headline: the task's main score, which may have more decimals.
+    """
     from kilolayer.report.run_parts import score_parts
 
-    show_parts(score_parts(scores))
+    show_parts(score_parts(scores, headline))
     if not tables_of_tests(scores):
         say("there are no scores: the run has no test set")
 

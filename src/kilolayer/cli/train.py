@@ -91,18 +91,19 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         given, is_embedded = read_tables(path, typed), path == registry.EMBEDDED
         return new_run(folder, given, processes, is_embedded=is_embedded, overwrite=options.overwrite)
 
-    return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json))
+    is_example = not resume and path == registry.EMBEDDED
+    return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json, is_example=is_example))
 
 
-def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool) -> None:
+def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool, is_example: bool) -> None:
     try:
-        _show(run, scores, report, as_json)
+        _show(run, scores, report, as_json, is_example)
         sys.stdout.flush()
     except OSError:
         abandon_stdout()  # nobody reads the results, but they are saved in the run folder
 
 
-def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> None:
+def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool, is_example: bool) -> None:
     from kilolayer.report.run_parts import headline_parts, sample_parts
     from kilolayer.tasks.results import read_samples, tables_of_tests
 
@@ -111,11 +112,12 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool) -> No
         return
     task = run.registration
     show_parts(sample_parts(read_samples(run.folder), task))
-    show_scores(scores)
+    show_scores(scores, task.headline)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
     say(f"next: {command()} {task.usage.format(run.folder)}")
-    say(f"to train on your own text: {command()} train --help")
+    if is_example:
+        say(f"to train on your own text: {command()} train --help")
     if (reach := activation_hint()) is not None:
         say(reach)
     show_parts(headline_parts(scores, task))

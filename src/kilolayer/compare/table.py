@@ -249,7 +249,7 @@ def _unread(results: Sequence[Result]) -> list[str]:
     return [
         f"{result.name}: {why}"
         for result in results
-        if result.outcome.kind == "finished" and (why := unread_source(result.valid)) is not None
+        if result.outcome.kind == "finished" and (why := unread_source(result.valid, result.train)) is not None
     ]
 
 

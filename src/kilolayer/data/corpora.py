@@ -20,10 +20,12 @@ from kilolayer.config import bounded, check
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, pair_name, split_columns
+from kilolayer.data.set_aside import Shares, set_aside
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
 
+SHARES = ("valid_share", "test_share")
 SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Test set names become part of file names."""
 
@@ -86,6 +88,11 @@ class Manifest:
                 raise OptionError(f"name has no effect on the corpus {entry.files!r}", fix="remove it: it applies to [[test]]")
 
 
+def _stems(value: Any) -> Any:
+    """Accept a single stem without brackets."""
+    return [value] if isinstance(value, str) else value
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """`[data]`: where the text is. Either `folder`, with the stems of its files, or `manifest`."""
@@ -99,10 +106,16 @@ class DataConfig:
     to use."""
     languages: list[str] = field(default_factory=list)
     """What "*" stands for in `directions`."""
-    train: list[str] = field(default_factory=lambda: ["train"])
-    """Stems of the training corpora's file names: "train" means train.en and train.de, or train.tsv; plain, .gz or .xz."""
+    train: list[str] = field(default_factory=lambda: ["train"], metadata={"parse": _stems})
+    """Stem of the training corpus's file names, or a list of stems: "train" means train.en and train.de, or train.tsv; plain,
+    .gz or .xz."""
     valid: str | None = None
     """Stem of the validation corpus."""
+    valid_share: float = bounded(0.0, least=0, below=1)
+    """Fraction of the training pairs that is set aside for validation, by a hash of the sentences, instead of `valid`. Pairs
+    that have a sentence in common with it are not trained on."""
+    test_share: float = bounded(0.0, least=0, below=1)
+    """Fraction of the training pairs that is set aside for the test in the same way, instead of `test`."""
     test: str | list[str] | None = None
     """Stem of the test corpus; or a list of stems, each a test set that is scored separately: ["newstest2013",
     "newstest2014"]."""
@@ -119,7 +132,19 @@ class DataConfig:
     """What is left out of the training text."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "train", _stems(self.train))
         check(self)
+        for part in ("valid", "test"):
+            if getattr(self, f"{part}_share") and getattr(self, part):
+                raise IdleOptionError(
+                    f"{part} and {part}_share are both given",
+                    fix="remove one of them",
+                    idle=f"{part}_share",
+                    beside=(part,),
+                    either=True,
+                )
+        if self.valid_share + self.test_share >= 1:
+            raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
         if self.folder is not None and self.manifest is not None:
             raise IdleOptionError(
                 "folder and manifest are both given",
@@ -130,11 +155,13 @@ class DataConfig:
             )
         if self.manifest is not None:
             untouched = DataConfig()
-            for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample"):
+            for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample", *SHARES):
                 if getattr(self, name) != getattr(untouched, name):
                     raise IdleOptionError(
                         f"{name} has no effect with a manifest",
-                        fix="remove it, or set it in the manifest",
+                        fix="remove it, and list a corpus in the manifest"
+                        if name in SHARES
+                        else "remove it, or set it in the manifest",
                         idle=name,
                         beside=("manifest",),
                     )
@@ -202,6 +229,7 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
     """The text that `config` specifies, after checking that its files are present, not empty, and aligned.
 
     Four-column files are read once and split by language pair under `cache`; without it, each direction reads the whole file.
+    Shares of the training text need it.
     """
     if config.manifest is not None:
         base, manifest = Path(config.manifest).parent, _read_manifest(Path(config.manifest))
@@ -218,6 +246,10 @@ def find_corpora(config: DataConfig, cache: Path | None = None) -> Corpora:
         directions = _chosen(config.directions, declared, "data.directions, beside the manifest")
     finder = _Finder(base, declared, directions, cache)
     parts = [[*finder.find(part)] for part in (manifest.train, manifest.valid, manifest.test)]
+    if config.valid_share or config.test_share:
+        assert cache is not None, "what is set aside is written to the cache"
+        found = set_aside(parts[0], Shares(config.valid_share, config.test_share), cache)
+        parts = [found["train"], parts[1] + found["valid"], parts[2] + found["test"]]
     corpora = Corpora(directions, *parts, temperature=config.temperature)
     for direction in directions:
         if not any(text.direction == direction for text in corpora.train):
@@ -278,7 +310,7 @@ def _matches(side: str, languages: Sequence[str]) -> list[str]:
         listed = ", ".join(f'"{each}"' for each in (side, *languages))
         near = nearest(side, languages)
         # "en" next to "es" is probably another language, "enn" next to "en" a typing error.
-        guess = f"; did you mean {near!r}?" if edit_distance(side, near) == 1 and len(side) != len(near) else ""
+        guess = f"; did you mean {near!r}?" if near and edit_distance(side, near) == 1 and len(side) != len(near) else ""
         raise OptionError(
             f"languages does not list {side!r}, which is used with a * in directions{guess}",
             where="data",

@@ -138,8 +138,9 @@ def _check_header(names: Sequence[str], columns: Columns, where: str) -> None:
 def _missing(column: str | int, there: Sequence[str | int], where: str) -> InputError:
     names = [name for name in there if isinstance(name, str)]
     if isinstance(column, str) and names:
+        near = nearest(column, names)
         return InputError(
-            f"there is no column {shown(column)}; is it {shown(nearest(column, names))}?",
+            f"there is no column {shown(column)}{f'; is it {shown(near)}?' if near else ''}",
             where=where,
             fix=f"columns here: {', '.join(map(shown, names))}; set examples.first, second and label, "
             "to numbers if these are not names",

@@ -15,6 +15,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.fill import MASK
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
+from kilolayer.tasks.registry import score_digits
 from kilolayer.tasks.results import VALIDATION
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.version import VERSION
@@ -125,11 +126,12 @@ def _header(source: Source, name: str) -> list[str]:
 
 
 def _scores(source: Source) -> list[str]:
+    main = source.run.registration.headline
     rows = [
-        f"- {part}: {score['name']} {score['value']:.{score.get('digits', 2)}f} (`{score['signature']}`)"
+        f"- {part}: {score['name']} {score['value']:.{score.get('digits', score_digits(key, main))}f} (`{score['signature']}`)"
         for part, table in source.scores.items()
         if part.startswith("test") or part == VALIDATION
-        for score in table.values()
+        for key, score in table.items()
         if "value" in score
     ]
     return [*rows, ""] if rows else []

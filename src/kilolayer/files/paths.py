@@ -57,9 +57,10 @@ def did_you_mean(path: Path) -> str:
         names = [name for name in os.listdir(path.parent) if path.name in name or abs(len(name) - len(path.name)) <= SLIPS]
     except (OSError, ValueError):
         return ""
-    meant = nearest(path.name, names[:MOST_NAMES]) if path.name and names else ""
-    is_near = meant and (path.name in meant or edit_distance(path.name, meant) <= SLIPS)
-    return f"; did you mean {str(path.with_name(meant))!r}?" if is_near else ""
+    meant = nearest(path.name, names[:MOST_NAMES]) if path.name and names else None
+    if meant is None or (path.name not in meant and edit_distance(path.name, meant) > SLIPS):
+        return ""
+    return f"; did you mean {str(path.with_name(meant))!r}?"
 
 
 def kind_of(path: Path) -> Literal["file", "folder", "other"] | None:

@@ -93,7 +93,7 @@ def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
         changes=_changes(record),
         facts=facts_of(record),
         warnings=_warnings(record),
-        scores=scores_section(record.scores),
+        scores=scores_section(record.scores, None if record.task is None else record.task.headline),
         experts=experts_section(record, ends, prefix),
         languages=_languages(record.valid),
         samples=samples_section(record),
@@ -151,7 +151,7 @@ class Warnings:
 def _model_faults(record: Record) -> list[str]:
     """Messages about dead stacks, an unread source, and experts that are dead, collapsed or full."""
     dead = [f"{each.text[:1].upper()}{each.text[1:]}." for each in _dead(record)]
-    unread = unread_source(record.valid) if record.scores else None
+    unread = unread_source(record.valid, record.train) if record.scores else None
     source = [f"{unread[:1].upper()}{unread[1:]}."] if unread else []
     return [*dead, *source, *expert_faults(record)]
 

@@ -12,7 +12,7 @@ from kilolayer.display import Line, Part, Pictures, TitledTable
 from kilolayer.files.paths import kind_of
 from kilolayer.report.record import Record, read_record
 from kilolayer.tasks.config import RunConfig
-from kilolayer.tasks.registry import Registration
+from kilolayer.tasks.registry import Headline, Registration, score_digits
 from kilolayer.tasks.results import read_samples, read_scores, tables_of_tests
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def parts_of(run: TrainedRun) -> list[Part]:
         how = hints.call("train", resume=run.folder)
         return [Line(f"{run.folder}: {run.registration.title}, {done}, not scored yet; continue with: {how}"), pictures]
     scores, task = read_scores(run.folder), run.registration
-    shown = score_parts(scores) or [Line("there are no scores: the run has no test set")]
+    shown = score_parts(scores, task.headline) or [Line("there are no scores: the run has no test set")]
     return [*sample_parts(read_samples(run.folder), task), *shown, *headline_parts(scores, task), pictures]
 
 
@@ -75,13 +75,18 @@ def sample_parts(samples: Iterable[Mapping[str, str]], task: Registration) -> li
     return [*parts, Line()] if parts else []
 
 
-def score_parts(scores: dict[str, Any]) -> list[Part]:
-    """The scores of each test set, with their signatures, and why a score is unavailable; scores: as in scores.json."""
+def score_parts(scores: dict[str, Any], headline: Headline | None = None) -> list[Part]:
+    """The scores of each test set, with their signatures, and why a score is unavailable.
+
+    scores: as in scores.json. headline: the task's main score, which may have more decimals.
+    """
     tests = tables_of_tests(scores)
     if len(tests) > 1:
-        return [*_direction_parts(tests, scores.get("averages", {})), *_weight_parts(scores.get("weights"))]
+        return [*_direction_parts(tests, scores.get("averages", {}), headline), *_weight_parts(scores.get("weights"))]
     found = [
-        TitledTable(name, [(each["name"], _shown(each), _signature_or_reason(each)) for each in entry.values()])
+        TitledTable(
+            name, [(each["name"], _shown(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
+        )
         for name, entry in tests.items()
     ]
     return [*found, *(_weight_parts(scores.get("weights")) if tests else [])]
@@ -96,15 +101,18 @@ def headline_parts(scores: dict[str, Any], task: Registration) -> list[Part]:
     score = entry.get(headline.key, {})
     if "value" not in score:
         return []
-    return [Line(f"{score.get('name', headline.title)} {score['value']:.{headline.digits}f}")]
+    return [Line(f"{score.get('name', headline.title)} {_shown(headline.key, score, headline)}")]
 
 
-def _direction_parts(tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]]) -> Sequence[Part]:
+def _direction_parts(
+    tests: dict[str, dict[str, Any]], averages: dict[str, dict[str, float]], headline: Headline | None
+) -> Sequence[Part]:
     """A row per test set and direction, then the averages; how each score is computed is said once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
-    rows = [[part, *(_shown(entry.get(key, {})) for key in names)] for part, entry in tests.items()]
+    rows = [[part, *(_shown(key, entry.get(key, {}), headline) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
-        rows.append([f"average {side}", *(_shown({"value": values[key]} if key in values else {}) for key in names)])
+        means = [_shown(key, {"value": values[key]} if key in values else {}, headline) for key in names]
+        rows.append([f"average {side}", *means])
     signatures = dict.fromkeys(
         f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
     )
@@ -120,9 +128,9 @@ def _weight_parts(weights: Any) -> list[Part]:
     return []
 
 
-def _shown(score: dict[str, Any]) -> str:
-    """The score with two decimals, or as many as it specifies."""
-    return f"{score['value']:.{score.get('digits', 2)}f}" if "value" in score else "-"
+def _shown(key: str, score: dict[str, Any], headline: Headline | None) -> str:
+    """The value of an entry of scores.json, with as many decimals as it or the task specifies; a dash if there is none."""
+    return f"{score['value']:.{score.get('digits', score_digits(key, headline))}f}" if "value" in score else "-"
 
 
 def _signature_or_reason(score: dict[str, Any]) -> str:

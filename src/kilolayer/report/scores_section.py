@@ -10,6 +10,7 @@ from typing import Any
 from kilolayer.report.numbers import show_number
 from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
+from kilolayer.tasks.registry import Headline, score_digits
 
 SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU", "meteor": "METEOR"}
 
@@ -42,14 +43,14 @@ class ScoresSection:
     signatures: list[str] = field(default_factory=list)
 
 
-def scores_section(scores: dict[str, Any]) -> ScoresSection:
-    """The scores in scores.json; empty if there are none."""
+def scores_section(scores: dict[str, Any], headline: Headline | None = None) -> ScoresSection:
+    """The scores in scores.json; empty if there are none. headline: the task's main score, which may have more decimals."""
     sets = score_sets(scores)
     if len(sets) > 1:
         return _by_direction(sets, scores.get("averages"))
     return ScoresSection(
         [
-            ScoredTest(name, [_score(key, score) for key, score in entries.items() if isinstance(score, dict)])
+            ScoredTest(name, [_score(key, score, headline) for key, score in entries.items() if isinstance(score, dict)])
             for name, entries in sets
         ]
     )
@@ -78,12 +79,12 @@ def _by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any) -> 
     return ScoresSection([], Table(header, averaged), Table(header, rows), list(dict.fromkeys(signatures)))
 
 
-def _score(key: str, score: Entry) -> Score:
+def _score(key: str, score: Entry, headline: Headline | None) -> Score:
     value = number(score, "value")
     if not math.isfinite(value):
         return Score(_name(key, score), reason=str(score.get("reason", "it has no value")))
     digits = number(score, "digits")
-    shown = f"{value:.{int(digits) if 0 <= digits <= 10 else 2}f}"
+    shown = f"{value:.{int(digits) if 0 <= digits <= 10 else score_digits(key, headline)}f}"
     return Score(_name(key, score), shown, str(score.get("signature", "")).split("|"))
 
 

@@ -20,8 +20,10 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.terminal import say
 from kilolayer.training.changes import changes_between, check_changes
+from kilolayer.training.cpu_model import NOTE, cpu_model
 from kilolayer.training.last_saved import all_deleted
 from kilolayer.training.origins import Origin
+from kilolayer.training.progress import Progress
 from kilolayer.training.run import (
     Run,
     cache_folder,
@@ -67,7 +69,10 @@ def new_run(
         config, task = _prepared(folder, config, start, processes, is_embedded)
         if overwrite:
             delete_run(folder)
-        run = Run.create(folder, config, task.vocabulary)
+        note = NOTE if start is None and cpu_model(given.merged) else ""
+        run = Run.create(folder, config, task.vocabulary, note)
+        if note:
+            Progress(folder / "log.txt", 0, 0).say(note)
         try:
             yield run
         except (InputError, OptionError):

@@ -37,6 +37,11 @@ class Headline:
     larger_is_better: bool = True
 
 
+def score_digits(key: str, headline: Headline | None) -> int:
+    """The decimals of a score in scores.json that does not specify them: two, or more if it is a headline that has more."""
+    return max(2, headline.digits) if headline is not None and headline.key == key else 2
+
+
 @dataclass(frozen=True)
 class Samples:
     """How samples.json is shown. parts: the keys of a sample, with their titles; line: the format of a sample on a terminal.

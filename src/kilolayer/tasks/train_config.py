@@ -15,6 +15,17 @@ EVERY = 1000
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
 
 
+LONGEST_WARMUP = 4000  # the papers'
+WARMUP_SHARE = 0.4
+"""Default share of the warm-up in a short run: that of the runs in which methods were compared at 6 to 100 layers per side
+(benchmarks/reproduce/deepnet-table1.json); DeepNorm lives there at rates where a steeper warm-up kills it."""
+
+
+def usual_warmup(steps: int) -> int:
+    """The default number of warm-up steps in a run of this many steps."""
+    return min(LONGEST_WARMUP, round(WARMUP_SHARE * steps))
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Steps, batch, optimizer, schedule, precision, and when to measure and to save."""
@@ -57,10 +68,11 @@ class TrainConfig:
     """Weight decay of matrices and embeddings; biases, norms and scales are not decayed."""
     schedule: Schedule = "inverse_sqrt"
     """How the learning rate decays after the warm-up."""
-    warmup_steps: int = bounded(4000, least=0, most=10**12)
-    """Steps over which the learning rate rises linearly from 0."""
-    warmup_share: float | None = bounded(None, least=0, most=1)
-    """Length of the warm-up as a fraction of all steps, instead of warmup_steps; converted to steps when the run is created."""
+    warmup_steps: int = bounded(None, least=0, most=10**12)
+    """Steps over which the learning rate rises linearly from 0. Default: 0.4 of all steps, at most 4,000."""
+    warmup_share: float | Literal["auto"] | None = bounded(None, least=0, most=1)
+    """Length of the warm-up as a fraction of all steps, instead of warmup_steps; converted to steps when the run is created.
+    auto: the default of warmup_steps, for a run whose length is given in epochs."""
     decay_steps: int = bounded(0, least=0, most=10**12)
     """Number of final steps over which warmup_stable_decay lowers the learning rate."""
     min_lr: float = bounded(0.0, least=0, most=1000)
@@ -119,6 +131,7 @@ class TrainConfig:
     """Your own classes that receive all metrics, each as module:class: ["my_module:MyTracker"]."""
 
     def __post_init__(self) -> None:
+        self._complete_warmup()
         check(self)
         self._check_length()
         self._check_schedule()
@@ -189,13 +202,27 @@ class TrainConfig:
         """Whether weight decay is decoupled, w <- (1 - lr decay) w, and not added to the gradient."""
         return self.optimizer != "adam"
 
+    def _complete_warmup(self) -> None:
+        """Set the length of a warm-up that is not given; while a share gives it, `warmup_steps` is 0."""
+        if self.warmup_steps is not None:
+            return
+        steps = 0
+        if self.warmup_share is None and self.epochs is not None:
+            object.__setattr__(self, "warmup_share", "auto")
+        elif self.warmup_share is None and isinstance(self.steps, int):
+            steps = usual_warmup(self.steps)
+        object.__setattr__(self, "warmup_steps", steps)
+
     def _warmup(self, steps: int) -> int:
         """The number of warm-up steps in a run of this many steps."""
+        if self.warmup_share == "auto":
+            return usual_warmup(steps)
         return self.warmup_steps if self.warmup_share is None else round(self.warmup_share * steps)
 
     def _check_length(self) -> None:
+        given = {"steps": self.steps != type(self).steps, "warmup_steps": bool(self.warmup_steps)}
         for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
-            if getattr(self, name) is not None and getattr(self, other) != type(self).__dataclass_fields__[other].default:
+            if getattr(self, name) is not None and given[other]:
                 raise IdleOptionError(
                     f"{name} and {other} are both given", fix="remove one of them", idle=other, beside=(name,), either=True
                 )

@@ -65,13 +65,16 @@ class Run:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary) -> Run:
-        """Write the configuration and the vocabulary into a new or empty folder; "auto" values are resolved for this device."""
+    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary, note: str = "") -> Run:
+        """Write the configuration and the vocabulary into a new or empty folder; "auto" values are resolved for this device.
+
+        note: a remark on the configuration, for its file.
+        """
         check_new(folder)
         config = resolved(config)
         vocabulary.save(folder)
         # Written last, because a folder with this file is a run.
-        write(folder / "config.toml", configuration.dump(config.table()))
+        write(folder / "config.toml", f"# {note}\n" * bool(note) + configuration.dump(config.table()))
         return cls(folder, config)
 
     @classmethod

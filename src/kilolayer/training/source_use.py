@@ -19,12 +19,14 @@ def source_gain(validations: Sequence[Mapping[str, Any]]) -> float | None:
     return float(gain) if isinstance(gain, int | float) else None
 
 
-def unread_source(validations: Sequence[Mapping[str, Any]]) -> str | None:
-    """A warning if the last validation shows that the source is not read; only of a run that has had time to learn it."""
+def unread_source(validations: Sequence[Mapping[str, Any]], train: Sequence[Mapping[str, Any]]) -> str | None:
+    """A warning if the last validation shows that the source is not read. train: the rows of training, which have the epoch."""
     gain = source_gain(validations)
     if gain is None or not gain < SOURCE_READ:
         return None
-    return (
-        f"at step {int(validations[-1]['step']):,} the right source lowers the loss by only {gain:.3f} nats per token: "
-        "the decoder models the target language and does not read the encoder"
-    )
+    lowers = "does not lower the loss" if gain < 0.0005 else f"lowers the loss by only {gain:.3f} nats per token"
+    what = f"at step {int(validations[-1]['step']):,} the right source {lowers}"
+    epoch = train[-1].get("epoch") if train else None
+    if isinstance(epoch, int | float) and epoch < 1:
+        return f"{what}, but the run is short: it has read only {epoch:.2g} of its text; train longer before you judge it"
+    return f"{what}: the decoder models the target language and does not read the encoder"

@@ -14,15 +14,19 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.cpu_model import cpu_model
 from kilolayer.training.origins import Origin, RunOrigin, open_origin
 
 
 def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
-    """What `train.start_from` in the tables `given` refers to, and the tables it provides as defaults: model and vocabulary."""
+    """What `train.start_from` in the tables `given` refers to, and the tables it provides as defaults: model and vocabulary.
+
+    Without a start, the defaults are those of a run on a CPU.
+    """
     train = given.get("train")
     place = train.get("start_from") if isinstance(train, dict) else None
     if not isinstance(place, str) or place == "none":
-        return None, {}
+        return None, cpu_model(given)
     TrainConfig(start_from=place)  # raises if the value cannot be a path
     task = registry.get(given.get("task", registry.DEFAULT))
     start = open_origin(Path(place))

@@ -55,8 +55,13 @@ class TranslationConfig(RunConfig):
         return {"model": {**tables, "vocab_size": size} if isinstance(size, int) else tables}
 
     def faults(self) -> Iterator[Fault]:
-        patient, unvalidated = bool(self.train.patience), self.data.folder is not None and self.data.valid is None
-        yield patient and unvalidated, "patience has no effect without a validation set", "train", "set data.valid"
+        unvalidated = self.data.folder is not None and self.data.valid is None and not self.data.valid_share
+        yield (
+            bool(self.train.patience) and unvalidated,
+            "patience has no effect without a validation set",
+            "train",
+            "set data.valid or data.valid_share",
+        )
         yield self.tokenizer.of_bytes, "a translator cannot use bytes as tokens", "tokenizer", 'set kind = "unigram" or "bpe"'
         for kind, name in (("byte_bpe", "byte-level BPE"), ("wordpiece", "WordPiece")):
             yield self.tokenizer.kind == kind, f"a translator cannot use {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
