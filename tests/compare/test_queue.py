@@ -266,7 +266,7 @@ def test_two_queues_of_one_comparison_are_refused(tmp_path: Path, corpus: Path, 
 
 
 def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=10, seed=[1, 2])
+    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
     first = comparison.members[0]
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):
         while holder_of(first.folder) is None:

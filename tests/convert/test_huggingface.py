@@ -13,7 +13,7 @@ from kilolayer.convert.huggingface.foreign_class import ForeignClass
 from kilolayer.convert.huggingface.marian import LOGITS_BIAS, POSITIONS, Marian
 from kilolayer.convert.huggingface.opt import OPT
 from kilolayer.convert.huggingface.pegasus import Pegasus
-from kilolayer.convert.huggingface.weights import Entry, to_ours, to_theirs
+from kilolayer.convert.huggingface.weights import Entry, to_ours, to_theirs, under_own_name
 from kilolayer.convert.spelled_out import spell_out
 from kilolayer.errors import InputError
 from kilolayer.models.config import ModelConfig
@@ -81,7 +81,8 @@ def test_the_way_back_from_marian_gives_the_same_model(tied: Any) -> None:
     assert config == model.config
     theirs = their_model(form, model, (*POSITIONS, LOGITS_BIAS)).state_dict()
     kept = {name: tensor for name, tensor in theirs.items() if name not in (*POSITIONS, LOGITS_BIAS)}
-    back = to_ours(form.entries(config), kept, copies=form.copies(config))
+    entries = form.entries(config)
+    back = to_ours(entries, under_own_name(entries, kept, copies=form.copies(config)))
     assert back.keys() == model.state_dict().keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in model.state_dict().items())
 
@@ -140,10 +141,11 @@ def test_fused_matrices_are_cut_row_by_row_transposed_and_moved_down() -> None:
 def test_a_tensor_that_is_missing_or_left_over_is_named() -> None:
     entries, whole = [Entry("a", ("x",)), Entry("b", ("y",))], {"x": torch.ones(1), "y": torch.ones(1)}
     with pytest.raises(InputError, match="tensor y is missing"):
-        to_ours(entries, {"x": whole["x"]}, copies={})
+        under_own_name(entries, {"x": whole["x"]}, copies={})
     with pytest.raises(InputError, match="tensor z has no place"):
-        to_ours(entries, {**whole, "z": whole["x"]}, copies={})
-    assert to_ours(entries, {"x": whole["x"], "tied": whole["y"]}, copies={"tied": "y"}).keys() == {"a", "b"}
+        under_own_name(entries, {**whole, "z": whole["x"]}, copies={})
+    own = under_own_name(entries, {"x": whole["x"], "tied": whole["y"]}, copies={"tied": "y"})
+    assert to_ours(entries, own).keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(
