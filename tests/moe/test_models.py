@@ -364,10 +364,10 @@ MISTAKES: list[tuple[Callable[[], object], str]] = [
     (lambda: kl.MoE(z_loss=float("nan")), "z_loss is nan"),
     (lambda: kl.MoE(loss_free=True), "loss_free is True"),
     (lambda: kl.MoE(loss_free=5.0), "below 1"),
-    (lambda: kl.MoE(num_experts=4), "did you mean 'experts'"),  # pyright: ignore[reportCallIssue]
+    (lambda: kl.MoE(num_experts=4), "num_experts: write experts"),  # pyright: ignore[reportCallIssue]
     (lambda: config.build(kl.ModelConfig, {"experts": 4}), "'experts'; did you mean 'moe.experts'"),
     (lambda: config.build(kl.ModelConfig, {"experts": 4}, "model"), "'model.experts'; did you mean 'model.moe.experts'"),
-    (lambda: config.build(kl.ModelConfig, {"equation": "x"}), "unknown option 'equation'; did you mean 'activation'"),
+    (lambda: config.build(kl.ModelConfig, {"equation": "x"}), "unknown option 'equation'"),
     (lambda: build("encoder", moe=kl.MoE(experts=4, every=5)), "every must be at most 4"),
     (lambda: config.build(kl.ModelConfig, {"moe": {"expert": 4}}), "did you mean 'experts'"),
     (lambda: config.build(kl.ModelConfig, {"moe": 4}), r"write it as a table, \[moe\]"),
