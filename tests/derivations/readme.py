@@ -64,6 +64,8 @@ def at_depth(propagation: Data, document: Data, measured: Data, thousand: Data) 
     yield f"Four methods whose residual branches start small, {listed(SHOWN[method] for method in ahead)}"
     scores = [table.mean("bleu", method, 50) for method in ahead]
     yield f"ahead of it there ({listed(f'{each:.1f}' for each in scores)})"
+    own = table.best("deepnorm", 50)[0]["options"]["train.lr"]
+    assert all(table.at(method, 50, own)[0]["loss"] > table.mean("loss", "deepnorm", 50) for method in ("dlcl", "rezero"))
     assert [method for method in table.methods if table.best(method, 100)] == ["deepnorm"]
     yield "The other methods are still to be trained at 100 layers"
 

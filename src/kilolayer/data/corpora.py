@@ -21,6 +21,7 @@ from kilolayer.data.filters import FilterConfig
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, pair_name, split_columns
 from kilolayer.data.set_aside import Shares, set_aside
+from kilolayer.data.shares import check_shares
 from kilolayer.data.text import SUFFIXES
 from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
@@ -134,17 +135,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "train", _stems(self.train))
         check(self)
-        for part in ("valid", "test"):
-            if getattr(self, f"{part}_share") and getattr(self, part):
-                raise IdleOptionError(
-                    f"{part} and {part}_share are both given",
-                    fix="remove one of them",
-                    idle=f"{part}_share",
-                    beside=(part,),
-                    either=True,
-                )
-        if self.valid_share + self.test_share >= 1:
-            raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
+        check_shares(self)
         if self.folder is not None and self.manifest is not None:
             raise IdleOptionError(
                 "folder and manifest are both given",

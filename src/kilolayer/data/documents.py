@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
+from kilolayer.data.shares import check_shares
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
 from kilolayer.errors import IdleOptionError, InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
@@ -45,17 +46,7 @@ class DocumentsConfig:
 
     def __post_init__(self) -> None:
         check(self)
-        for part in ("valid", "test"):
-            if getattr(self, f"{part}_share") and getattr(self, part):
-                raise IdleOptionError(
-                    f"{part} and {part}_share are both given",
-                    fix="remove one of them",
-                    idle=f"{part}_share",
-                    beside=(part,),
-                    either=True,
-                )
-        if self.valid_share + self.test_share >= 1:
-            raise OptionError("valid_share and test_share leave nothing to train on", fix="lower them: 0.05 each is usual")
+        check_shares(self)
 
 
 @dataclass(frozen=True, kw_only=True)

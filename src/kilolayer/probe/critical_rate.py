@@ -34,21 +34,19 @@ def critical_rate(trial: Trial, task: Task) -> float:
     model = trainer.model.eval()
 
     @torch.no_grad()
-    def rises(rate: float) -> bool:
+    def loss_at(rate: float) -> float:
         for name, weight in weights.items():
             weight.sub_(rate * updates[name].to(weight))
         found = task.loss(model, parts, hidden_states=False)
         for name, weight in weights.items():
             weight.add_(rate * updates[name].to(weight))
-        return not float(found.total / found.count) <= start
+        return float(found.total / found.count)
 
-    start = math.inf
-    with torch.no_grad():
-        found = task.loss(model, parts, hidden_states=False)
-    start = float(found.total / found.count)
-    high = next((rate for power in range(DOUBLINGS) if rises(rate := SMALLEST * 2**power)), math.inf)
+    start = loss_at(0.0)
+    # A loss that is not a number has risen.
+    high = next((rate for power in range(DOUBLINGS) if not loss_at(rate := SMALLEST * 2**power) <= start), math.inf)
     low = high / 2
     for _ in range(HALVINGS if math.isfinite(high) else 0):
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if rises(middle) else (middle, high)
+        low, high = (middle, high) if loss_at(middle) <= start else (low, middle)
     return high

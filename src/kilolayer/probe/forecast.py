@@ -1,4 +1,4 @@
-"""Forecasts the largest learning rate and the shortest warm-up with which a configuration trains, from at most 60 steps."""
+"""Forecasts the largest learning rate and the shortest warm-up with which a configuration trains, from some 80 steps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
 LOST, RISEN, CRITICAL, WARMUP, CONSTANT = 1.42, 2.05, 0.278, -0.296, -4.19
-"""The log-odds that a run breaks are the sum of these times its signals (`RangeTest.odds`). Fitted by benchmarks/forecast."""
+"""The log-odds that a run breaks are the constant and these times its signals, `RangeTest.signals` (benchmarks/forecast)."""
 RATES = tuple(float(f"{digit}e{exponent}") for exponent in range(-6, 0) for digit in (1, 1.5, 2, 3, 4, 6, 8))
 WARMUPS = 0, *(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
 RIGHT, OF, BRIER = 236, 261, 0.078
@@ -179,6 +179,6 @@ def _reason(test: RangeTest, lr: float) -> str:
     raises = (
         "no rate along an update raises the loss"
         if math.isinf(test.critical)
-        else (f"the smallest rate along an update that raises the loss is {test.critical:.2g}")
+        else f"the smallest rate along an update that raises the loss is {test.critical:.2g}"
     )
     return f"{reached}{rose}; {raises}"
