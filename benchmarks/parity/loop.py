@@ -111,7 +111,7 @@ def train(job: Job, data: Data, size: dict[str, Any], device: torch.device) -> d
     began = time.monotonic()
     torch.manual_seed(job.seed)
     with device:
-        model = job.system.build(Size(job.layers, data.vocabulary, **size))
+        model = job.system.build(Size(job.layers, data.vocabulary, **size)).to(device)
         step = Step(model, device)
         batches = _endless(data.train[job.seed], device)
         valid: list[tuple[int, float]] = []

@@ -1,4 +1,4 @@
-"""The two libraries' translation models for the loop in loop.py: same sizes, same tied table, same dropout."""
+"""Translation models of the authors' releases and of Kilolayer for the loop in loop.py: same sizes, tied table and dropout."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class System:
 
     def build(self, size: Size) -> nn.Module:
         """The model, on torch's default device; its forward takes source and target ids and returns logits."""
-        return {"torchscale": TorchScale, "kilolayer": Kilolayer}[self.library](self, size)
+        return {"torchscale": TorchScale, "rezero": AuthorsReZero, "kilolayer": Kilolayer}[self.library](self, size)
 
 
 class Kilolayer(nn.Module):
@@ -122,6 +122,39 @@ class TorchScale(nn.Module):
         """int64 [rows, length] each to logits [rows, target length, vocabulary]."""
         encoded = self.encoder(source, encoder_padding_mask=source == PAD)
         return self.decoder(target, self_attn_padding_mask=target == PAD, encoder_out=encoded)[0]
+
+
+class AuthorsReZero(nn.Module):
+    """The layers of the package `rezero`, by ReZero's authors, around the embeddings that the other models have."""
+
+    def __init__(self, system: System, size: Size) -> None:
+        super().__init__()
+        from rezero.transformer import RZTXDecoderLayer, RZTXEncoderLayer  # pyright: ignore[reportMissingImports]
+
+        def layers(make: type[nn.Module]) -> nn.ModuleList:
+            return nn.ModuleList(make(size.dim, size.heads, size.ffn_dim, size.dropout) for _ in range(size.layers))
+
+        self.table = nn.Embedding(size.vocabulary, size.dim, padding_idx=PAD)
+        nn.init.normal_(self.table.weight, std=size.dim**-0.5)
+        self.table.weight.data[PAD] = 0
+        self.positions = SinusoidalPositions(size.dim)
+        self.dropout = nn.Dropout(size.dropout)
+        self.encoder, self.decoder = layers(RZTXEncoderLayer), layers(RZTXDecoderLayer)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """int64 [rows, length] each to logits [rows, target length, vocabulary]."""
+        future = torch.ones(target.shape[1], target.shape[1], dtype=torch.bool, device=target.device).triu(1)
+        x, memory = self._embed(target), self._embed(source)
+        for layer in self.encoder:
+            memory = layer(memory, src_key_padding_mask=source == PAD)
+        for layer in self.decoder:
+            x = layer(x, memory, tgt_mask=future, memory_key_padding_mask=source == PAD)
+        return nn.functional.linear(x.transpose(0, 1), self.table.weight)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """int64 [rows, length] to [length, rows, dim]."""
+        x = self.table(ids) * math.sqrt(self.table.embedding_dim)
+        return self.dropout(x + self.positions(ids)).transpose(0, 1)
 
 
 class SinusoidalPositions(nn.Module):

@@ -1,11 +1,11 @@
-"""TorchScale's modules and Kilolayer's in one loop (loop.py) that neither wrote, on the same batches.
+"""The modules of TorchScale and of ReZero's authors, and Kilolayer's, in one loop (loop.py) that none of them wrote.
 
 python benchmarks/parity/run.py WORK [--parallel 12] [--seconds 600] [--rows post_ln-6 ...] [--tiny]
 
 Every row trains at four learning rates with the first seed; where the best one is at the edge of the grid, the grid grows by
 factors of 2; then the second and third seeds train at the best. The results of finished runs are kept in WORK, so that the same
-command goes on; results.json and table.md are written from them by `table.py`. Needs KILOLAYER_DATA, and TorchScale on the
-PYTHONPATH (benchmarks/speed/peers.sh).
+command goes on; results.json and table.md are written from them by `table.py`. Needs KILOLAYER_DATA, and TorchScale
+(benchmarks/speed/peers.sh) and the package `rezero` on the PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def rows() -> dict[str, tuple[list[System], int]]:
                 others = ("torch",) if method in ("sub_ln", "deepnorm") else ("fairseq", "xavier")
                 systems += [System("kilolayer", method, {"init": init}) for init in others]
             found[f"{method}-{layers}"] = (systems, layers)
+        found[f"rezero-{layers}"] = ([System("rezero", "rezero"), System("kilolayer", "rezero")], layers)
     return found
 
 
@@ -78,10 +79,14 @@ class Row:
 
 
 class Single(Row):
-    """One run at 1e-3 instead of a search."""
+    """One run at a given rate instead of a search."""
+
+    def __init__(self, system: System, layers: int, length: dict[str, int], lr: float) -> None:
+        super().__init__(system, layers, length)
+        self.lr = lr
 
     def _wanted(self) -> Iterator[Job]:
-        yield replace(self.base, lr=1e-3)
+        yield replace(self.base, lr=self.lr)
 
 
 def cost_of(run: dict[str, Any]) -> float:
@@ -156,8 +161,9 @@ def main() -> None:
     chosen = {name: row for name, row in rows().items() if not options.rows or name in options.rows}
     series = [Row(system, layers, length) for systems, layers in chosen.values() for system in systems]
     if not options.rows:
-        deep = [System("torchscale", "deepnorm"), System("kilolayer", "deepnorm")]
-        series += [Single(system, 50, length) for system in deep]
+        deep = {"deepnorm": ("torchscale", 1e-3), "rezero": ("rezero", 4e-3)}
+        for method, (authors, lr) in deep.items():
+            series += [Single(System(library, method), 50, length, lr) for library in (authors, "kilolayer")]
     deadline = time.monotonic() + options.seconds
     running: dict[Future[dict[str, Any]], tuple[Row, Job]] = {}
     waiting: list[tuple[Row, Job]] = []

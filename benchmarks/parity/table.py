@@ -24,12 +24,14 @@ def series_of(runs: list[Run]) -> dict[tuple[str, int, str], list[Run]]:
     found: dict[tuple[str, int, str], list[Run]] = {}
     for run in runs:
         found.setdefault((run["method"], run["layers"], system_of(run)), []).append(run)
-    return dict(sorted(found.items(), key=lambda each: (each[0][1], each[0][0], each[0][2] != "TorchScale", each[0][2])))
+    return dict(
+        sorted(found.items(), key=lambda each: (each[0][1], each[0][0], each[0][2].startswith("Kilolayer"), each[0][2]))
+    )
 
 
 def system_of(run: Run) -> str:
-    if run["library"] == "torchscale":
-        return "TorchScale"
+    if run["library"] != "kilolayer":
+        return {"torchscale": "TorchScale", "rezero": "ReZero's authors"}[run["library"]]
     init = run["options"].get("init")
     return f"Kilolayer, init={init}" if init else "Kilolayer"
 
@@ -56,10 +58,10 @@ def summary(runs: list[Run]) -> Run:
 
 def markdown(found: dict[tuple[str, int, str], Run]) -> str:
     lines = [
-        "# TorchScale's modules and Kilolayer's in one loop",
+        "# The authors' modules and Kilolayer's in one loop",
         "",
         "German to English, dim 128, dropout 0.1, 1,000 steps of 4,096 tokens, 400 of them for warm-up, the same batches,",
-        "torch's Adam (0.9, 0.98), fp32 weights under bf16 autocast: `loop.py` belongs to neither library. Validation loss at",
+        "torch's Adam (0.9, 0.98), fp32 weights under bf16 autocast: `loop.py` belongs to no library. Validation loss at",
         "the best of the learning rates (one seed each), among those at which the model reads its source; mean and standard",
         f"error where three seeds were trained at it. One H200, torch 2.11: `{COMMAND}`.",
         "",
@@ -80,7 +82,7 @@ def main() -> None:
     runs = list({run["name"]: run for run in map(json.loads, lines) if "loss" in run}.values())
     found = {key: summary(own) for key, own in series_of(runs).items()}
     rows = [{"method": method, "layers": layers, "system": system, **each} for (method, layers, system), each in found.items()]
-    about = {"command": COMMAND, "hardware": "NVIDIA H200", "torch": "2.11.0", "torchscale": "0.3.0"}
+    about = {"command": COMMAND, "hardware": "NVIDIA H200", "torch": "2.11.0", "torchscale": "0.3.0", "rezero": "0.1.0"}
     text = json.dumps(about, indent=1)[:-2] + ',\n "rows": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in rows)
     text += '\n ],\n "runs": [\n' + ",\n".join(f"  {json.dumps(run)}" for run in runs) + "\n ]\n}\n"
     (HERE / "results.json").write_text(text)
