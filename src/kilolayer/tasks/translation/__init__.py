@@ -10,9 +10,9 @@ register(
         usage='translate {} <<< "a sentence"',
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
-        run="kilolayer.runs.translator:Translator",
-        verbs={"translate": Verb("translate the lines of standard input, in order", "kilolayer.cli.translate")},
-        evaluation="kilolayer.cli.evaluate_translation",
+        run="kilolayer.tasks.translation.translator:Translator",
+        verbs={"translate": Verb("translate the lines of standard input, in order", "kilolayer.tasks.translation.translate")},
+        evaluation="kilolayer.tasks.translation.evaluate",
         headline=Headline("bleu", "BLEU", 1),
         samples=Samples(
             "Sample translations",
