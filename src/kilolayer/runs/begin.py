@@ -17,7 +17,7 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
 from kilolayer.runs.resume import GIVEN, resumed
 from kilolayer.tasks.config import RunConfig
-from kilolayer.tasks.task import Task
+from kilolayer.tasks.task import Task, digest_of
 from kilolayer.terminal import say
 from kilolayer.training.changes import changes_between, check_changes
 from kilolayer.training.cpu_model import NOTE, cpu_model
@@ -138,7 +138,7 @@ def data_of(run: Run, processes: Processes) -> Task | None:
 def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
     """Raise if the tokens or the model differ from those of the start."""
     known = start.vocabulary()
-    if known is not None and known.digest != task.vocabulary.digest:
+    if None not in (known, task.vocabulary) and digest_of(known) != digest_of(task.vocabulary):
         raise other_vocabulary(start)
     there, here = (0 if each.moe is None else each.moe.experts for each in (start.model, config.model))
     if there != here:

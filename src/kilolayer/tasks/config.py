@@ -10,6 +10,7 @@ from kilolayer.config import Table, check, merge, option_places, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.tasks import registry
+from kilolayer.tasks.resume_rules import ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 
 Fault = tuple[bool, str, str, str]
@@ -36,6 +37,8 @@ class RunConfig:
 
     shape: ClassVar[Shape | None] = None
     """The shape of the models that the task trains; None: any."""
+    resume: ClassVar[ResumeRules] = ResumeRules()
+    """Which of the task's own options may change when a run is resumed."""
 
     task: str = registry.DEFAULT
     """What the model learns: one of the tasks below, or a class of your own, my_module:MyTask."""
@@ -67,7 +70,7 @@ class RunConfig:
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """The tables that a run inherits from what it starts from, as defaults."""
+        """The tables that a run inherits from what it starts from, as defaults; raises if the task cannot start from it."""
         return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
 
     def __post_init__(self) -> None:

@@ -14,6 +14,7 @@ from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 
 
@@ -30,6 +31,16 @@ class TranslationConfig(RunConfig):
     """Everything that a translator run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder_decoder"
+    resume: ClassVar[ResumeRules] = ResumeRules(
+        files=("data.folder", "data.manifest"),
+        testing=("search",),
+        breaks={
+            "tokenizer": OTHER_TOKENS,
+            "data": OTHER_BATCHES,
+            "batches": OTHER_BATCHES,
+            "train.valid_bleu": "the best validation so far was measured differently",
+        },
+    )
 
     task: str = "translation"
     """What is learned."""
