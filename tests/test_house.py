@@ -66,6 +66,14 @@ def test_imports_run_one_way() -> None:
                 assert ORDER.index(room(module)) <= ORDER.index(own), f"{path.name} imports {module}"
 
 
+def test_nothing_imports_the_folder_of_a_task() -> None:
+    folders = tuple(f"kilolayer.tasks.{path.name}" for path in (SOURCE / "tasks").iterdir() if path.is_dir())
+    for path in FILES:
+        own = module_name(path) if is_of_a_task(path) else ""
+        for module in imports(path):
+            assert not module.startswith(folders) or own.split(".")[:3] == module.split(".")[:3], f"{path} imports {module}"
+
+
 def module_name(path: Path) -> str:
     """layers/norm.py is kilolayer.layers.norm, layers/__init__.py is kilolayer.layers."""
     return ".".join(["kilolayer", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")

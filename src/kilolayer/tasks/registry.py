@@ -65,6 +65,8 @@ class Registration:
     evaluation: the module that adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test set.
     unit: what the loss is averaged over and the training speed counts.
     run: `module:Class` of what `kl.load` returns, a subclass of `kl.TrainedRun`.
+    report: `module:Class` of what it adds to the report of a run, a subclass of `kilolayer.report.task_report.TaskReport`.
+    export: `module:Class` of what it adds to an exported folder, a subclass of `kilolayer.exporting.task_export.TaskExport`.
     """
 
     name: str = ""
@@ -79,6 +81,8 @@ class Registration:
     samples: Samples | None = None
     unit: str = "token"
     run: str = "kilolayer.runs.trained_run:TrainedRun"
+    report: str = "kilolayer.report.task_report:TaskReport"
+    export: str = "kilolayer.exporting.task_export:TaskExport"
 
     def load_config(self) -> Any:
         """Import the class of the task's configuration, a subclass of `RunConfig`."""
@@ -91,6 +95,14 @@ class Registration:
     def load_run(self) -> Any:
         """Import the Python class of its runs, a subclass of `TrainedRun`."""
         return import_class(self.run, "task")
+
+    def load_report(self) -> Any:
+        """Import what it adds to the report of a run, a subclass of `TaskReport`."""
+        return import_class(self.report, "task")
+
+    def load_export(self) -> Any:
+        """Import what it adds to an exported folder, a subclass of `TaskExport`."""
+        return import_class(self.export, "task")
 
 
 _registry: dict[str, Registration] = {}

@@ -11,6 +11,7 @@ register(
         config="kilolayer.tasks.causal_lm.config:CausalLMConfig",
         task="kilolayer.tasks.causal_lm.task:CausalLMTask",
         run="kilolayer.tasks.causal_lm.language_model:LanguageModel",
+        export="kilolayer.tasks.causal_lm.export:LanguageModelExport",
         verbs={"generate": Verb("continue prompts with a language model", "kilolayer.tasks.causal_lm.generate")},
         evaluation="kilolayer.tasks.causal_lm.evaluate",
         headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),

@@ -11,6 +11,8 @@ register(
         config="kilolayer.tasks.translation.config:TranslationConfig",
         task="kilolayer.tasks.translation.task:TranslationTask",
         run="kilolayer.tasks.translation.translator:Translator",
+        report="kilolayer.tasks.translation.report:TranslatorReport",
+        export="kilolayer.tasks.translation.export:TranslatorExport",
         verbs={"translate": Verb("translate the lines of standard input, in order", "kilolayer.tasks.translation.translate")},
         evaluation="kilolayer.tasks.translation.evaluate",
         headline=Headline("bleu", "BLEU", 1),
