@@ -64,7 +64,7 @@ def test_it_learns_without_a_vocabulary(trained: Any) -> None:
 
 
 def test_loaded_it_is_the_tasks_object(trained: Any, pictures: ModuleType) -> None:
-    run = kl.load(trained.folder)
+    run: Any = kl.load(trained.folder)
     assert type(run) is pictures.PictureClassifier
     pixels, classes = pictures.drawn(run.config.pictures, 16, 300, 2).parts  # those of the test set
     right = np.mean([name == pictures.CLASSES[place] for name, place in zip(run.classify(pixels), classes, strict=True)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kilolayer.config import Table, check, merge, option_places, table_of
@@ -72,6 +73,15 @@ class RunConfig:
     def from_start(cls, tables: Table) -> Table:
         """The tables that a run inherits from what it starts from, as defaults; raises if the task cannot start from it."""
         return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
+
+    @classmethod
+    def embedded(cls, folder: Path) -> Table:
+        """The tables by which the default configuration reads what `write_embedded` writes into a folder."""
+        return {}
+
+    @classmethod
+    def write_embedded(cls, folder: Path) -> None:
+        """Write the data of the default configuration into a folder."""
 
     def __post_init__(self) -> None:
         check(self)

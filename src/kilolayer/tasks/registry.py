@@ -15,8 +15,8 @@ from kilolayer.importing import import_class
 
 DEFAULT = "translation"
 """The task of a configuration that does not name one."""
-EMBEDDED = Path(__file__).parent / "translation" / "quickstart.toml"
-"""The default configuration, which trains on a generated corpus."""
+EMBEDDED = Path(__file__).parent / DEFAULT / "quickstart.toml"
+"""The default configuration, which trains on generated data."""
 
 
 @dataclass(frozen=True)
