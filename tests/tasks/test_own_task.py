@@ -123,7 +123,7 @@ def test_a_module_that_lies_beside_the_run_is_not_imported(folder: Path, trained
 def test_registered_from_python_it_has_a_name_and_may_be_registered_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(registry, "_registry", registry._registry.copy())
     own = replace(registry.get("capitals:CapitalsTask"), name="capitals")
     for _ in range(2):
         assert registry.register(own) is own

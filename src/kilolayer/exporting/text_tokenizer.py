@@ -17,12 +17,12 @@ from typing import Any
 
 from kilolayer.data.byte_piece_files import BYTE_OF, SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary
+from kilolayer.data.marian_pieces import SPECIAL as PIECE_SPECIAL
 from kilolayer.data.tokenizer import END, SPACE, START, UNKNOWN, Tokenizer
 from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary
 from kilolayer.errors import InputError, shown
 from kilolayer.generate.fill import MASK
 
-PIECE_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 APART_LETTERS = "<>/xpadunks0123456789ABCDEF"
 """The characters that occur in special tokens and byte pieces."""
 NEVER = -1e6

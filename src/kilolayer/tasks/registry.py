@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kilolayer.errors import InputError, OptionError, shown, unknown
-from kilolayer.importing import import_class
+from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.importing import Registry, import_class
 
 DEFAULT = "translation"
 """The task of a configuration that does not name one."""
@@ -105,9 +105,7 @@ class Registration:
         return import_class(self.export, "task")
 
 
-_registry: dict[str, Registration] = {}
-
-
+_registry: Registry[Registration] = Registry("task", lambda task: task.task, 'Registration(name="...", ...)')
 AnyTask = TypeVar("AnyTask", bound=Registration | type)
 
 
@@ -117,13 +115,7 @@ def register(task: AnyTask) -> AnyTask:
     Registering the same task again replaces it, as when a notebook cell is run twice; the name of another task is refused.
     """
     own = task if isinstance(task, Registration) else _of_class(task, f"{task.__module__}:{task.__qualname__}")
-    before = _registry.get(own.name)
-    if before is not None and before.task != own.task:
-        owner = "built in" if is_built_in(before) else f"that of {before.task}"
-        raise OptionError(
-            f"the task {own.name!r} is {owner}", where=own.task, fix='give yours another name: Registration(name="...", ...)'
-        )
-    _registry[own.name] = own
+    _registry.add(own.name, own)
     return task
 
 
@@ -136,11 +128,7 @@ def get(name: str) -> Registration:
     """The task with this name, or with the class path `my_module:MyTask`; an unknown name raises with the nearest one."""
     if not isinstance(name, str):  # a file may contain any value
         raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
-    if name in _registry:
-        return _registry[name]
-    if ":" in name:
-        return _of_class(import_class(name, "task"), name)
-    raise unknown(name, _registry, kind="task")
+    return _registry.find(name, _of_class)
 
 
 def all_of() -> list[Registration]:
