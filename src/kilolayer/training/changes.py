@@ -136,7 +136,7 @@ def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str 
     if not parts:
         return None
     named = f"{parts[0]} set has" if len(parts) == 1 else f"{' and '.join(parts)} sets have"
-    return f"from step {step + 1:,} on, the {named} changed: the text in the files is different"
+    return f"from step {step + 1:,} on, the {named} changed: the data in the files are different"
 
 
 def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:
