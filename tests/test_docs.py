@@ -35,7 +35,7 @@ SLOW = ("models.md",)
     ],
 )
 def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))  # a page may register a recipe
+    monkeypatch.setattr(registry, "_registry", registry._registry.copy())  # a page may register a recipe
     with undrawn_charts():
         exec("\n".join(blocks(page, "python")), {})
 

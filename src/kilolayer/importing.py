@@ -1,14 +1,57 @@
-"""Imports classes that a configuration names by their module: `my_module:MyRecipe`."""
+"""What a configuration names: things that are registered under a name, and classes by their module, `my_module:MyRecipe`."""
 
 from __future__ import annotations
 
 import importlib
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
-from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.errors import InputError, OptionError, shown, unknown
 
 CLASS_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+Item = TypeVar("Item")
+
+
+class Registry(dict[str, Item], Generic[Item]):
+    """Things of one kind by their names.
+
+    kind: what they are called in errors, such as "recipe". path: the place of one in the source, `module:Class`. rename: how to
+    give one another name.
+    """
+
+    def __init__(self, kind: str, path: Callable[[Any], str], rename: str = "") -> None:
+        super().__init__()
+        self.kind, self.path, self.rename = kind, path, rename
+
+    def add(self, name: str, item: Item) -> Item:
+        """Register an item. The same one again replaces it, as when a notebook cell is run twice; another one is refused."""
+        path, before = self.path(item), self.path(self[name]) if name in self else None
+        if before not in (None, path):
+            owner = "built in" if before.startswith(f"{__name__.partition('.')[0]}.") else f"that of {before}"
+            fix = f"give yours another name: {self.rename}"
+            raise OptionError(f"the {self.kind} {name!r} is {owner}", where=path, fix=fix)
+        self[name] = item
+        return item
+
+    def find(self, name: str, of_class: Callable[[Any, str], Item] | None = None) -> Item:
+        """The item with this name; the error for an unknown name suggests the nearest one.
+
+        of_class: makes an item from a class and its path, so that `my_module:MyClass` is a name too.
+        """
+        if name in self:
+            return self[name]
+        if of_class is not None and ":" in name:
+            return of_class(import_class(name, self.kind), name)
+        raise unknown(name, self, kind=self.kind)
+
+    def copy(self) -> Registry[Item]:
+        """A registry with the same items."""
+        made = Registry[Item](self.kind, self.path, self.rename)
+        made.update(self)
+        return made
 
 
 def import_class(path: str, kind: str) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kilolayer.cli.main import main
-from kilolayer.cli.translate import Input
+from kilolayer.tasks.translation.translate import Input
 
 
 class Terminal(io.StringIO):

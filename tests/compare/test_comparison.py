@@ -144,7 +144,7 @@ def test_a_comparison_of_which_no_run_has_begun_gives_way_to_a_corrected_one(tmp
 
 def test_without_a_configuration_the_embedded_one_gets_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[Path] = []
-    monkeypatch.setattr("kilolayer.compare.comparison.write_corpus", written.append)
+    monkeypatch.setattr("kilolayer.tasks.translation.config.write_corpus", written.append)
     made = Comparison.make(tmp_path / "out", None, [recipes("pre_ln")])
     folder = load(made.config_path(made.members[0]))["data"]["folder"]
     assert Path(folder) == tmp_path / "out" / "data"

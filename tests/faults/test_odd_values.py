@@ -13,13 +13,14 @@ from odd_values import trials, write_odd_run
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.cli.output import show_errors, show_parts, show_scores
+from kilolayer.cli.output import show_parts, show_scores
 from kilolayer.config import build, check_depth, dump, load, merge, overrides, parse_toml
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.report.run_parts import sample_parts
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.results import read_samples, read_scores
+from kilolayer.tasks.translation.evaluate import show_errors
 
 SECONDS = 60.0  # on a machine that does other things too
 HUGE = "9" * 400

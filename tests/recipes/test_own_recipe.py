@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "book.txt").write_text("\n".join(german for _, german in pairs(200, seed=1, unseen=False)))
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setattr(registry, "_registry", dict(registry._registry))
+        patch.setattr(registry, "_registry", registry._registry.copy())
         yield folder
     sys.modules.pop("half_branch", None)
 
@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The registry, as it was before the test once this is over."""
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(registry, "_registry", registry._registry.copy())
     return registry._registry
 
 
@@ -272,7 +272,7 @@ def test_what_a_recipe_and_a_task_are_written_with_is_public_and_needs_no_torch_
 def test_a_class_of_a_task_is_registered_by_the_decorator(monkeypatch: pytest.MonkeyPatch) -> None:
     from kilolayer.tasks import registry as tasks
 
-    monkeypatch.setattr(tasks, "_registry", dict(tasks._registry))
+    monkeypatch.setattr(tasks, "_registry", tasks._registry.copy())
     registration = kl.tasks.Registration(
         summary="nothing", title="nothing", usage="evaluate {}", config="kilolayer.tasks.causal_lm.config:CausalLMConfig"
     )

@@ -18,7 +18,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.run import Run
 
-TOLD = "from step 4 on, the test set has changed: the text in the files is different"
+TOLD = "from step 4 on, the test set has changed: the data in the files are different"
 
 
 def stopped(task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, valid_every: int = 2) -> Run:

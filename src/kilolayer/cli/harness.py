@@ -12,9 +12,8 @@ from typing import Any
 
 from kilolayer.evaluate.harness import HarnessModel, registered
 from kilolayer.models.decoder import Decoder
-from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.causal_lm.task import CausalLMTask
-from kilolayer.training.run import Precision, Run, choose_device
+from kilolayer.runs.load import load
+from kilolayer.training.run import Precision
 
 
 @registered("kilolayer")
@@ -32,12 +31,10 @@ class RunModel(HarnessModel):
         batch_size: Any = None,
         max_batch_size: Any = None,
     ) -> None:
-        opened = Run.open(Path(run), ["causal_lm"])
-        config = opened.config
-        model = opened.load_reader(choose_device(device or "auto"), precision)
-        assert isinstance(model, Decoder)
-        assert isinstance(config, CausalLMConfig)
-        super().__init__(model, CausalLMTask.load_vocabulary(config, opened.folder), config.text.length)
+        opened: Any = load(run, device=device or "auto", precision=precision)
+        length = opened.context  # raises if the run is no language model
+        assert isinstance(opened.reader, Decoder)
+        super().__init__(opened.reader, opened.tokenizer, length)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The kilolayer command. Each subcommand is a file in this folder with `configure` and `run`.
+"""The kilolayer command. Each subcommand is a file with `configure` and `run`, in this folder or in that of its task.
 
 torch is imported only when a subcommand runs.
 """

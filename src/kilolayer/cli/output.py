@@ -74,31 +74,6 @@ def show_scores_json(scores: dict[str, Any]) -> None:
     show_json({"scores": tables_of_tests(scores), **{name: scores[name] for name in ("weights",) if name in scores}})
 
 
-def show_errors(scores: dict[str, Any]) -> None:
-    """Print the error analysis in scores.json: word accuracy by training frequency, BLEU by sentence length."""
-    counts = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis"}
-    frequency, length = scores.get("frequency_buckets", []), scores.get("length_buckets", [])
-    _show_buckets("word accuracy (F1) by frequency in training", frequency, counts, ("f1", "F1", 3))
-    _show_buckets("BLEU by words in the reference", length, {"sentences": "sentences"}, ("bleu", "BLEU", 1))
-
-
-def _show_buckets(title: str, buckets: Any, counts: dict[str, str], score: tuple[str, str, int]) -> None:
-    """Print a row per bucket, with its counts; for several directions, a row per direction and a column per bucket."""
-    key, name, digits = score
-
-    def shown(bucket: dict[str, Any]) -> str:
-        return "-" if bucket[key] is None else f"{bucket[key]:.{digits}f}"
-
-    if isinstance(buckets, list):
-        rows = [[each["label"], *(f"{each[count]:,}" for count in counts), shown(each)] for each in buckets]
-        header = ["", *counts.values(), name]
-    else:
-        rows = [[part, *map(shown, each)] for part, each in buckets.items()]
-        header = ["", *(each["label"] for each in next(iter(buckets.values()), []))]
-    if rows:
-        show_table(title, rows, header)
-
-
 def show_json(result: Any) -> None:
     """Print one JSON document."""
     print(json.dumps(result, indent=2))

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def started(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Origin | None]]:
-    """The configuration of a run, and what it starts from; the embedded corpus is in a temporary folder meanwhile."""
-    from kilolayer.data.grammar import write_corpus
+    """The configuration of a run, and what it starts from; the embedded data are in a temporary folder meanwhile."""
+    from kilolayer.tasks.config import RunConfig
     from kilolayer.training.start import read_started
 
     with TemporaryDirectory() as folder:
         is_embedded = path == registry.EMBEDDED
-        found = read_started(read_tables(path, typed), {"data": {"folder": folder}} if is_embedded else None)
+        below = RunConfig.choose({}).embedded(Path(folder)) if is_embedded else None
+        config, start = read_started(read_tables(path, typed), below)
         if is_embedded:
-            write_corpus(Path(folder))
-        yield found
+            type(config).write_embedded(Path(folder))
+        yield config, start
 
 
 @contextmanager

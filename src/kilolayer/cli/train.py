@@ -62,9 +62,10 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _resumable_options() -> str:
     """The options that may be given with --resume."""
-    from kilolayer.training.changes import MAY_CHANGE
+    from kilolayer.training.changes import may_change
 
-    lines = [f"  {why}: {', '.join(places)}" for why, places in MAY_CHANGE.items()]
+    found = may_change(*(task.load_config().resume for task in registry.all_of()))
+    lines = [f"  {why}: {', '.join(places)}" for why, places in found.items()]
     return "\n".join(["with --resume, these options can be given, or edited in the run's config.toml:", *lines])
 
 

@@ -36,7 +36,6 @@ from kilolayer.compare.grid import (
 from kilolayer.compare.measure import measures_of
 from kilolayer.compare.result import Member, Result, record_of, result_of
 from kilolayer.config import Table, merge
-from kilolayer.data.grammar import write_corpus
 from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
@@ -90,12 +89,12 @@ class Comparison(Displayed):
         are checked before anything is written.
         """
         folder = storable(folder)
-        base = base_of(folder, config, options)
+        default, base = RunConfig.choose({}), base_of(folder, config, options)
         made = cls(folder, [], base)
         made._set_members([], axes, settings)
         _check_new(folder)
-        if base.get("data", {}).get("folder") == str(folder / "data"):
-            write_corpus(folder / "data")
+        if merge(base, default.embedded(folder / "data")) == base:
+            default.write_embedded(folder / "data")
         write(folder / "base.toml", configuration.dump(base))
         made._write()
         return made
@@ -344,10 +343,10 @@ class Comparison(Displayed):
 
 
 def base_of(folder: Path, config: Path | Table | None, options: Mapping[str, Any] | None = None) -> Table:
-    """The tables that all runs share; the embedded default is trained on a corpus in the comparison's own folder."""
+    """The tables that all runs share; the data of the embedded default are in the comparison's own folder."""
     below = config if isinstance(config, dict) else configuration.load(config or registry.EMBEDDED)
     if config is None:
-        below = merge(below, {"data": {"folder": str(folder / "data")}})
+        below = merge(below, RunConfig.choose({}).embedded(folder / "data"))
     return override(RunConfig, below, nested(options or {}))
 
 

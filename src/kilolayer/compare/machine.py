@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.speed.budget import Budget, Work, budget
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.run import choose_device, choose_precision
@@ -60,7 +61,7 @@ def demand_of(config: RunConfig, known: dict[tuple[object, ...], Budget] | None 
     work = Work(usual.rows, usual.length, 1, precision, usual.scored)
     model = config.model
     tokenizer = getattr(config, "tokenizer", None)
-    if tokenizer is not None and model.vocab_size is not None:
+    if isinstance(tokenizer, TokenizerConfig) and model.vocab_size is not None:
         size = BYTES_VOCABULARY if tokenizer.of_bytes else tokenizer.vocab_size
         model = replace(model, vocab_size=size) if model.source_vocab_size is None else model
     known = {} if known is None else known

@@ -25,6 +25,11 @@ class Measure:
     larger_is_better: bool
     part: Literal["test", "validation", "training"]
 
+    @property
+    def name(self) -> str:
+        """The title without the part."""
+        return self.title.removesuffix(f", {self.part}")
+
     def of(self, result: Result) -> float:
         """The value for a run: the mean over its test sets, its best validation or its last training loss; NaN if none."""
         if self.part == "test":

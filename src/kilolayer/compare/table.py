@@ -13,7 +13,8 @@ from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import LAYERS, RECIPE, RUN, SEED, TASK, Axis, Setting, axes_of, same, shown_value
 from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
 from kilolayer.compare.result import Result
-from kilolayer.training.source_use import unread_source
+from kilolayer.report.record import task_of
+from kilolayer.report.task_report import task_report
 
 WORDS = {"no_progress": "without progress"}
 
@@ -194,7 +195,7 @@ def tabulate(comparison: Comparison, results: Sequence[Result] | None = None) ->
                 best = min(candidates, key=lambda each: each.rank(chosen_by))
                 cells.append(Cell(row, column, best, tuple(each.options for each in candidates)))
     table = ComparisonTable(rows, columns, tuple(cells), chosen_by, measures)
-    return replace(table, notes=(*_edges_in_words(table), *_unread(results)))
+    return replace(table, notes=(*_edges_in_words(table), *_faults(results)))
 
 
 def _one_per_seed(results: Sequence[Result]) -> list[Result]:
@@ -244,12 +245,13 @@ def _edges_in_words(table: ComparisonTable) -> list[str]:
     ]
 
 
-def _unread(results: Sequence[Result]) -> list[str]:
-    """Notes on finished runs that do not read their source, so that their seeds explain the spread of a cell."""
+def _faults(results: Sequence[Result]) -> list[str]:
+    """Notes on what the task finds wrong with finished runs, so that their seeds explain the spread of a cell."""
     return [
         f"{result.name}: {why}"
         for result in results
-        if result.outcome.kind == "finished" and (why := unread_source(result.valid, result.train)) is not None
+        if result.outcome.kind == "finished"
+        for why in task_report(task_of(result.config)).faults(result.valid, result.train)
     ]
 
 

@@ -66,7 +66,7 @@ def _run(result: Result, results: Sequence[Result], measures: Sequence[Measure],
     curves["valid"] = _points(result.valid, "loss")
     for measure in measures:
         if measure.part == "validation" and measure.key != "loss":
-            curves[measure.key] = _points(result.valid, measure.key)
+            curves[measure.name] = _points(result.valid, measure.key)
     return ViewRun(
         name=result.name,
         options={name: _plain(name, value) for name, value in result.options.items()},

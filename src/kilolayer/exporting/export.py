@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from kilolayer.errors import InputError, file_fault, unknown
-from kilolayer.exporting.card import card, ctranslate2_use, transformers_use
+from kilolayer.exporting.card import card
 from kilolayer.exporting.ctranslate2 import ctranslate2_files
 from kilolayer.exporting.huggingface import huggingface_files
 from kilolayer.exporting.remote_class import architecture_of
@@ -54,11 +54,11 @@ def export(run: str | Path | Any, *, to: Target, out: str | Path) -> Export:
     if to == "huggingface":
         architecture, why, files = huggingface_files(source)
         ours = architecture == architecture_of(source.model.config)
-        use = transformers_use(source, folder, trust=ours)
+        use = source.task.transformers_use(folder.name, architecture, trust=ours)
     else:
         architecture = "CTranslate2"
         why, files = ctranslate2_files(source)
-        use = ctranslate2_use(source, folder)
+        use = source.task.ctranslate2_use(folder.name)
     files["README.md"] = card(source, architecture, why, use).encode()
     _write_files(folder, files)
     return Export(folder, architecture, why, source.weights, source.finished)

@@ -59,6 +59,8 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
 
     word_pieces: whether the vocabulary is WordPiece, without which BERT's class is of no use.
     """
+    if model.config.vocab_size is None:
+        return NoPlainForm("it has no vocabulary")
     if model.config.shape == "encoder" and not word_pieces:
         return NoPlainForm("it is an encoder whose vocabulary is not BERT's WordPiece")
     plain = folded(model, positions)

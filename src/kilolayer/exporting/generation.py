@@ -12,14 +12,14 @@ from typing import Any
 from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.exporting.source import Source
 from kilolayer.generate.config import SearchConfig
-from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.translation.config import TranslationConfig
 
 NEVER_WRITTEN = (PAD, START)
 
 
 def special_tokens(source: Source, left_out: int = 0) -> dict[str, int]:
     """The special token ids of config.json and generation_config.json. left_out: number of first ids dropped."""
+    if source.model.config.vocab_size is None:
+        return {}
     # A language model has read the end token of a document before each beginning, and never a start token.
     start, end = (END if source.model.config.shape == "decoder" else START) - left_out, END - left_out
     found = {"bos_token_id": start, "eos_token_id": end, "pad_token_id": start if left_out else PAD}
@@ -28,18 +28,13 @@ def special_tokens(source: Source, left_out: int = 0) -> dict[str, int]:
 
 def generation_config(source: Source, left_out: int = 0) -> dict[str, Any]:
     """The defaults of `generate`."""
-    config = source.run.config
     never = [[token - left_out] for token in NEVER_WRITTEN if token >= left_out]
     found: dict[str, Any] = {**special_tokens(source, left_out), **({"bad_words_ids": never} if never else {})}
-    if isinstance(config, TranslationConfig):
-        return {**found, **_search(config.search), "max_new_tokens": source.positions - 1}
-    if isinstance(config, CausalLMConfig):
-        # The same sampling as `kilolayer generate`; the model has not learned positions beyond its window length.
-        return {**found, "do_sample": True, "top_k": 0, "max_length": config.text.length}
-    return found
+    return {**found, **source.task.generation(source.positions)}
 
 
-def _search(search: SearchConfig) -> dict[str, Any]:
+def search_options(search: SearchConfig) -> dict[str, Any]:
+    """The run's search as options of `generate`."""
     several = {"num_return_sequences": search.n_best} if search.n_best > 1 else {}
     if search.method == "beam":
         penalty = 1.0 if search.length_penalty is None else search.length_penalty

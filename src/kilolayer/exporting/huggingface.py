@@ -11,49 +11,27 @@ from torch import Tensor
 
 from kilolayer.convert.huggingface.marian import POSITIONS
 from kilolayer.convert.huggingface.weights import to_theirs
-from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.data.vocabulary import load_vocabulary
-from kilolayer.data.word_pieces import WordPieceVocabulary
 from kilolayer.exporting.form import NoPlainForm, PlainForm, find_form
 from kilolayer.exporting.generation import generation_config, special_tokens
 from kilolayer.exporting.remote_class import remote_files
 from kilolayer.exporting.source import Source
-from kilolayer.exporting.text_tokenizer import encoder_files, text_files
-from kilolayer.exporting.translator_tokenizer import marian_files
-from kilolayer.exporting.word_tokenizer import word_files
 from kilolayer.layers.position import sinusoids
-from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.classify.config import ClassifyConfig
-from kilolayer.tasks.masked_lm.config import MaskedLMConfig
-from kilolayer.tasks.translation.config import TranslationConfig
 
 
 def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and the names and contents of all files but the README."""
-    form = find_form(source.model, source.positions, word_pieces=source.word_pieces)
+    form = find_form(source.model, source.positions, word_pieces=source.task.word_pieces)
     if isinstance(form, NoPlainForm):
-        return remote_files(source, form.why, tokenizer_files(source))
+        return remote_files(source, form.why, source.task.tokenizer_files())
     config = _config(source, form)
     files = {
         "config.json": _json(config),
         "model.safetensors": save(_weights(source, form), metadata={"format": "pt"}),
-        **tokenizer_files(source, form.left_out),
+        **source.task.tokenizer_files(form.left_out),
     }
     if form.model.config.shape != "encoder":
         files["generation_config.json"] = _json(generation_config(source, form.left_out))
     return config["architectures"][0], form.why, files
-
-
-def tokenizer_files(source: Source, left_out: int = 0) -> dict[str, bytes]:
-    """The vocabulary for `AutoTokenizer`. left_out: number of first ids dropped."""
-    run, config = source.run, source.run.config
-    if isinstance(config, TranslationConfig):
-        return marian_files(Tokenizers.load(run.folder), config, left_out)
-    assert isinstance(config, CausalLMConfig | MaskedLMConfig | ClassifyConfig)
-    vocabulary = load_vocabulary(run.folder, config.tokenizer)
-    if isinstance(config, CausalLMConfig):
-        return text_files(vocabulary, config, left_out)
-    return word_files(vocabulary, config) if isinstance(vocabulary, WordPieceVocabulary) else encoder_files(vocabulary, config)
 
 
 def _config(source: Source, form: PlainForm) -> dict[str, Any]:

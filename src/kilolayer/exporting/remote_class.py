@@ -43,7 +43,8 @@ def remote_files(source: Source, why: str, tokenizer: dict[str, bytes]) -> tuple
 def architecture_of(config: ModelConfig) -> str:
     """The name of the Kilolayer class for a model."""
     if config.shape == "encoder":
-        return "KilolayerForMaskedLM" if config.head is None else "KilolayerForSequenceClassification"
+        without_head = "KilolayerModel" if config.vocab_size is None else "KilolayerForMaskedLM"
+        return without_head if config.head is None else "KilolayerForSequenceClassification"
     return "KilolayerForCausalLM" if config.shape == "decoder" else "KilolayerForSeq2SeqLM"
 
 

@@ -10,28 +10,26 @@ import torch
 
 from kilolayer.convert.fold import AnyModel
 from kilolayer.errors import InputError
+from kilolayer.exporting.task_export import TaskExport
 from kilolayer.files.paths import kind_of
-from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.classify.config import ClassifyConfig
-from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.results import read_scores
-from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose
 from kilolayer.training.run import Run
 
-LEAST_POSITIONS, MOST_POSITIONS = 1024, 4096
-"""Bounds on the size of a table written for sinusoidal positions, which are unlimited."""
-
 
 @dataclass(frozen=True)
 class Source:
-    """A run and its trained model. scores: the contents of scores.json; empty if the run was not scored."""
+    """A run and its trained model. scores: the contents of scores.json; empty if the run was not scored.
+
+    task: what the run's task adds.
+    """
 
     run: Run
     model: AnyModel
     chosen: Chosen
     scores: dict[str, Any]
+    task: TaskExport[Any]
 
     @classmethod
     def of(cls, run: str | Path | Any) -> Source:
@@ -48,7 +46,8 @@ class Source:
         model = opened.load_model(torch.device("cpu"), chosen)
         assert isinstance(model, AnyModel)
         scored = kind_of(opened.folder / "scores.json") is not None
-        return cls(opened, model, chosen, read_scores(opened.folder) if scored else {})
+        task = opened.registration.load_export()(opened)
+        return cls(opened, model, chosen, read_scores(opened.folder) if scored else {}, task)
 
     @property
     def finished(self) -> bool:
@@ -58,30 +57,16 @@ class Source:
 
     @property
     def positions(self) -> int:
-        """Number of positions of the exported model: as many as the run itself may read and write, within bounds."""
-        config = self.run.config
-        if config.model.max_length is not None:
-            return config.model.max_length
-        if isinstance(config, TranslationConfig):
-            longest = max(config.search.max_source_length, config.search.max_length(config.search.max_source_length))
-            return min(max(longest, LEAST_POSITIONS), MOST_POSITIONS)
-        if isinstance(config, CausalLMConfig):
-            return max(config.text.length, LEAST_POSITIONS)
-        return LEAST_POSITIONS
-
-    @property
-    def word_pieces(self) -> bool:
-        """Whether the vocabulary is WordPiece, as in an imported BERT encoder."""
-        config = self.run.config
-        return isinstance(config, MaskedLMConfig | ClassifyConfig) and config.tokenizer.kind == "wordpiece"
+        """Number of positions of the exported model."""
+        most = self.run.config.model.max_length
+        return self.task.positions if most is None else most
 
     @property
     def labels(self) -> dict[str, Any]:
         """The class names of a classifier, as in config.json; empty if there are none."""
-        config = self.run.config
-        if not isinstance(config, ClassifyConfig) or not config.examples.classes:
+        classes = self.task.labels
+        if not classes:
             return {}
-        classes = config.examples.classes
         return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
 
     @property

@@ -17,47 +17,46 @@ from typing import Any
 
 from kilolayer.data.byte_piece_files import BYTE_OF, SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary
+from kilolayer.data.marian_pieces import SPECIAL as PIECE_SPECIAL
 from kilolayer.data.tokenizer import END, SPACE, START, UNKNOWN, Tokenizer
 from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary
 from kilolayer.errors import InputError, shown
 from kilolayer.generate.fill import MASK
-from kilolayer.tasks.causal_lm.config import CausalLMConfig
-from kilolayer.tasks.classify.config import ClassifyConfig
-from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
-PIECE_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 APART_LETTERS = "<>/xpadunks0123456789ABCDEF"
 """The characters that occur in special tokens and byte pieces."""
 NEVER = -1e6
 """A score far below that of any piece."""
 
 
-def text_files(vocabulary: TextVocabulary, config: CausalLMConfig, left_out: int = 0) -> dict[str, bytes]:
-    """A language model's files by name. left_out: number of first ids dropped; the end token then replaces those special
-    tokens."""
+def text_files(vocabulary: TextVocabulary, length: int, left_out: int = 0) -> dict[str, bytes]:
+    """The files of a language model that reads `length` tokens, by name.
+
+    left_out: number of first ids dropped; the end token then replaces those special tokens.
+    """
     special, table = _read(vocabulary)
     pad, unknown, start, end = (special[END] if token < left_out else name for token, name in enumerate(special))
     names = {"pad_token": pad, "unk_token": unknown, "bos_token": start, "eos_token": end}
-    return _files(_without_first(table, left_out), {**names, "padding_side": "left", "model_max_length": config.text.length})
+    return _files(_without_first(table, left_out), {**names, "padding_side": "left", "model_max_length": length})
 
 
-def encoder_files(vocabulary: TextVocabulary, config: MaskedLMConfig | ClassifyConfig) -> dict[str, bytes]:
-    """An encoder's files by name. Texts are read as START a END, and pairs as START a END END b END.
+def encoder_files(vocabulary: TextVocabulary, length: int, *, token_types: int | None, masked: bool) -> dict[str, bytes]:
+    """The files of an encoder that reads `length` tokens, by name.
 
-    A masked language model also has the token <mask>, with the id that follows the vocabulary's last; text that spells a
-    special token is then that token.
+    Texts are read as START a END, and pairs as START a END END b END. masked: there is also the token <mask>, with the id that
+    follows the vocabulary's last; text that spells a special token is then that token.
     """
     (pad, unknown, start, end), table = _read(vocabulary)
     names = {"pad_token": pad, "unk_token": unknown, "bos_token": start, "eos_token": end, "cls_token": start, "sep_token": end}
     table |= {"post_processor": _template(start, end)}
-    if isinstance(config, MaskedLMConfig):
+    if masked:
         names |= {"mask_token": MASK}
         table = _with_mask(table, vocabulary)
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     settings = {
-        "split_special_tokens": not isinstance(config, MaskedLMConfig),  # Transformers finds all of them in text, or no mask
-        "model_max_length": config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length,
-        "model_input_names": [name for name in inputs if (config.model.token_types or 1) > 1 or name != "token_type_ids"],
+        "split_special_tokens": not masked,  # Transformers finds all of them in text, or no mask
+        "model_max_length": length,
+        "model_input_names": [name for name in inputs if (token_types or 1) > 1 or name != "token_type_ids"],
     }
     return _files(table, {**names, **settings})
 

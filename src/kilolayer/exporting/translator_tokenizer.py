@@ -6,28 +6,31 @@ The tag of a target language, <2de>, is written >>de<< before a source, as in Ma
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import Tokenizer, Tokenizers
-from kilolayer.tasks.translation.config import TranslationConfig
 
 
-def marian_files(tokenizers: Tokenizers, config: TranslationConfig, left_out: int = 0) -> dict[str, bytes]:
-    """File names and contents. left_out: number of first ids dropped; the start token then serves as padding."""
+def marian_files(tokenizers: Tokenizers, directions: Sequence[Direction], length: int, left_out: int = 0) -> dict[str, bytes]:
+    """File names and contents.
+
+    length: maximum number of source tokens. left_out: number of first ids dropped; the start token then serves as padding.
+    """
     settings: dict[str, Any] = {
         "tokenizer_class": "MarianTokenizer",
         "unk_token": "<unk>",
         "bos_token": "<s>",
         "eos_token": "</s>",
         "pad_token": "<s>" if left_out else "<pad>",
-        "model_max_length": config.search.max_source_length,
+        "model_max_length": length,
         "separate_vocabs": not tokenizers.shared,
         "split_special_tokens": True,  # text that spells </s> is ordinary text
         "clean_up_tokenization_spaces": False,
     }
-    if len(config.data.directions) == 1:
-        direction = Direction.parse(config.data.directions[0])
+    if len(directions) == 1:
+        (direction,) = directions
         settings |= {"source_lang": direction.source, "target_lang": direction.target}
     files = {
         "source.spm": tokenizers.source.model,

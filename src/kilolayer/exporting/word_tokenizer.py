@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 
 from kilolayer.data.word_pieces import FIRST, MASK, WordPieceVocabulary
-from kilolayer.tasks.classify.config import ClassifyConfig
-from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 
-def word_files(vocabulary: WordPieceVocabulary, config: MaskedLMConfig | ClassifyConfig) -> dict[str, bytes]:
-    """File names and contents."""
-    masked = isinstance(config, MaskedLMConfig)
+def word_files(vocabulary: WordPieceVocabulary, length: int, *, token_types: int | None, masked: bool) -> dict[str, bytes]:
+    """File names and contents, for an encoder that reads `length` tokens. masked: texts may contain masks."""
     pad, unknown, start, end = FIRST
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     settings = {
@@ -21,8 +18,8 @@ def word_files(vocabulary: WordPieceVocabulary, config: MaskedLMConfig | Classif
         "cls_token": start,
         "sep_token": end,
         "mask_token": MASK,
-        "model_max_length": config.text.length if isinstance(config, MaskedLMConfig) else config.examples.length,
-        "model_input_names": [name for name in inputs if config.model.token_types or name != "token_type_ids"],
+        "model_max_length": length,
+        "model_input_names": [name for name in inputs if token_types or name != "token_type_ids"],
         "split_special_tokens": not masked,  # text that spells a special token is ordinary text, unless masks must be found
         "clean_up_tokenization_spaces": False,
     }

@@ -57,14 +57,7 @@ class Embedding(nn.Module):
             )
         if 0 in ids.shape:
             raise InputError(f"the batch is empty: shape {list(ids.shape)}", fix="give at least one sequence of one token")
-        # Reading values back from an accelerator would stall it; there the embedding kernel itself asserts the range.
-        if ids.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in torch.aminmax(ids))
-            if low < 0 or high >= self.weight.shape[0]:
-                raise InputError(
-                    f"token ids range from {low} to {high}",
-                    fix=f"allowed: 0 to {self.weight.shape[0] - 1} (vocab_size={self.weight.shape[0]})",
-                )
+        check_range("token ids", ids, len(self.weight), f" (vocab_size={len(self.weight)})")
 
 
 class VocabularyProjection(nn.Module):
@@ -108,12 +101,19 @@ class TokenTypes(nn.Module):
                 f"types are {types.dtype} of shape {list(types.shape)}",
                 fix=f"give int64 of shape [batch, length], here {list(x.shape[:2])}",
             )
-        # Reading values back from an accelerator would stall it; there the look-up itself asserts the range.
-        if types.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (int(bound) for bound in torch.aminmax(types))
-            if low < 0 or high >= len(self.weight):
-                raise InputError(f"types range from {low} to {high}", fix=f"allowed: 0 to {len(self.weight) - 1}")
+        check_range("types", types, len(self.weight))
         return x + F.embedding(types, self.weight)
+
+
+def check_range(what: str, ids: Tensor, count: int, note: str = "") -> None:
+    """Raise unless all ids are 0 to count - 1; what, note: how the error names them, and what it adds.
+
+    Only on the CPU: reading values back from an accelerator would stall it, and there the look-up itself asserts the range.
+    """
+    if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
+        low, high = (int(bound) for bound in torch.aminmax(ids))
+        if low < 0 or high >= count:
+            raise InputError(f"{what} range from {low} to {high}", fix=f"allowed: 0 to {count - 1}{note}")
 
 
 def scores_of(states: Tensor, table: Tensor) -> Tensor:

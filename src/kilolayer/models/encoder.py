@@ -10,7 +10,7 @@ from torch import Tensor
 from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError
-from kilolayer.layers.embedding import TokenTypes
+from kilolayer.layers.embedding import TokenTypes, check_range
 from kilolayer.layers.options import Activation, Norm, Positions
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
@@ -111,11 +111,7 @@ class Encoder(Model):
                 f"places are {places.dtype} of shape {list(places.shape)}",
                 fix=f"give int64 of shape [batch, k], here [{len(states)}, k]",
             )
-        # Reading values back from an accelerator would stall it; there the look-up itself asserts the range.
-        if places.device.type == "cpu" and not torch.compiler.is_compiling() and places.numel():
-            low, high = (int(bound) for bound in torch.aminmax(places))
-            if low < 0 or high >= states.shape[1]:
-                raise InputError(f"places range from {low} to {high}", fix=f"allowed: 0 to {states.shape[1] - 1}")
+        check_range("places", places, states.shape[1])
 
     def _typed(self, inputs: Sequences, types: Tensor | None) -> Sequences:
         if self.token_types is not None:

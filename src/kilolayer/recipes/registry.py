@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kilolayer.config import build
-from kilolayer.errors import InputError, OptionError, shown, unknown
-from kilolayer.importing import import_class
-from kilolayer.recipes.base import WRITE_PLAN, Recipe, is_built_in
+from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.importing import Registry
+from kilolayer.recipes.base import WRITE_PLAN, Recipe
 
 DEFAULT = "deepnorm"
 PLAIN = "post_ln"  # the recipe of a folded model
 PLAIN_PRE = "pre_ln"  # the counterpart with the norm before each function
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
-_registry: dict[str, type[Recipe]] = {}
+_registry: Registry[type[Recipe]] = Registry(
+    "recipe", lambda cls: f"{cls.__module__}:{cls.__qualname__}", 'name = "..." in the class'
+)
 
 
 def register(cls: AnyRecipe) -> AnyRecipe:
@@ -24,18 +26,8 @@ def register(cls: AnyRecipe) -> AnyRecipe:
     A class that is not yet a dataclass becomes a frozen one, so that its fields are options. A name that another class already
     has is refused.
     """
-    made, before = (
-        _checked(cls, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls),
-        _registry.get(cls.name),
-    )
-    if before is not None and (before.__module__, before.__qualname__) != (cls.__module__, cls.__qualname__):
-        owner = "built in" if is_built_in(before) else f"that of {before.__module__}:{before.__qualname__}"
-        raise OptionError(
-            f"the recipe {cls.name!r} is {owner}",
-            where=f"{cls.__module__}:{cls.__qualname__}",
-            fix='give yours another name: name = "..." in the class',
-        )
-    _registry[cls.name] = made
+    made = _checked(cls, _registry.path(cls) if isinstance(cls, type) else cls)
+    _registry.add(made.name, made)
     return made
 
 
@@ -46,11 +38,7 @@ def names() -> list[str]:
 
 def find(name: str) -> type[Recipe]:
     """The class of a recipe, by its name or as `my_module:MyRecipe`; the error for an unknown name suggests the nearest one."""
-    if name in _registry:
-        return _registry[name]
-    if ":" in name:
-        return _checked(import_class(name, "recipe"), name)
-    raise unknown(name, _registry, kind="recipe")
+    return _registry.find(name, _checked)
 
 
 def get(name: str, /, **options: Any) -> Recipe:

@@ -19,7 +19,6 @@ TITLES = {
     "valid": "validation loss",
     "grad_norm": "gradient norm",
     "lr": "learning rate",
-    "bleu": "BLEU",
 }
 BUDGET = 160_000  # points of all curves together: a page of 60 runs stays near 2 MB
 FEWEST, MOST = 200, 4000  # points of one curve

@@ -10,19 +10,18 @@ from pathlib import Path
 
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section
-from kilolayer.report.errors_section import ErrorsSection, errors_section
 from kilolayer.report.experts_section import ExpertsSection, expert_faults, experts_section
 from kilolayer.report.facts import Fact, facts_of
-from kilolayer.report.numbers import show_duration, show_number
-from kilolayer.report.panel import Ends
+from kilolayer.report.numbers import show_duration
+from kilolayer.report.panel import Ends, Panel
 from kilolayer.report.panels import steps_shown, training_panels
 from kilolayer.report.record import Entry, Record, number, read_record
 from kilolayer.report.samples_section import Samples, samples_section
 from kilolayer.report.scores_section import ScoresSection, scores_section
 from kilolayer.report.table import Table
+from kilolayer.report.task_report import Section, task_report
 from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
-from kilolayer.training.source_use import unread_source
 from kilolayer.training.stack_label import DeadStack, checks_of, dead_stacks
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
@@ -54,7 +53,7 @@ def render(*records: Record) -> str:
     ends = steps_shown(records)
     depth, training = depth_section(records, ends), training_panels(records, ends)
     parts = [_part(record, ends, f"run{place}-" if len(records) > 1 else "") for place, record in enumerate(records)]
-    panels = [*training, *depth.profiles, *(panel for part in parts for panel in (part.experts.panels if part.experts else []))]
+    panels = [*training, *depth.profiles, *(panel for part in parts for panel in part.panels)]
     text, digest = script("plot.js", "page.js")
     return template("page.html").render(
         name=", ".join(record.name for record in records),
@@ -79,11 +78,16 @@ class RunPart:
     warnings: Warnings
     scores: ScoresSection
     experts: ExpertsSection | None
-    languages: Languages | None
+    sections: list[Section]
     samples: Samples
-    errors: ErrorsSection
     config_text: str
     log: list[str]
+
+    @property
+    def panels(self) -> list[Panel]:
+        """The plots of this part."""
+        of_task = [panel for section in self.sections for panel in section.panels]
+        return [*(self.experts.panels if self.experts else ()), *of_task]
 
 
 def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
@@ -95,9 +99,8 @@ def _part(record: Record, ends: Ends | None, prefix: str) -> RunPart:
         warnings=_warnings(record),
         scores=scores_section(record.scores, None if record.task is None else record.task.headline),
         experts=experts_section(record, ends, prefix),
-        languages=_languages(record.valid),
+        sections=task_report(record.task).sections(record, prefix),
         samples=samples_section(record),
-        errors=errors_section(record.scores, prefix),
         config_text=record.config_text.strip(),
         log=record.log[-SHOWN_LOG:] if any(record.log[-SHOWN_LOG:]) else [],
     )
@@ -149,11 +152,10 @@ class Warnings:
 
 
 def _model_faults(record: Record) -> list[str]:
-    """Messages about dead stacks, an unread source, and experts that are dead, collapsed or full."""
+    """Messages about dead stacks, what the task finds wrong, and experts that are dead, collapsed or full."""
     dead = [f"{each.text[:1].upper()}{each.text[1:]}." for each in _dead(record)]
-    unread = unread_source(record.valid, record.train) if record.scores else None
-    source = [f"{unread[:1].upper()}{unread[1:]}."] if unread else []
-    return [*dead, *source, *expert_faults(record)]
+    found = task_report(record.task).faults(record.valid, record.train) if record.scores else []
+    return [*dead, *(f"{each[:1].upper()}{each[1:]}." for each in found), *expert_faults(record)]
 
 
 def _dead(record: Record) -> list[DeadStack]:
@@ -197,23 +199,3 @@ def _event(entry: Entry) -> str:
 def _without_step(text: str, entry: Entry) -> str:
     """The text of an event without the step that it may begin with, since the page shows the step before it."""
     return text.removeprefix(f"step {int(entry['step'])}").lstrip(" :,") or text
-
-
-@dataclass(frozen=True)
-class Languages:
-    """Scores by translation direction at one step."""
-
-    step: str
-    table: Table
-
-
-def _languages(valid: Sequence[Entry]) -> Languages | None:
-    """Loss and BLEU of each translation direction at the last validation that measured them; None if there is none."""
-    measured = [entry for entry in valid if isinstance(entry.get("directions"), dict) and entry["directions"]]
-    if not measured:
-        return None
-    last = measured[-1]
-    rows = [
-        [name, *(show_number(number(last, "directions", name, key)) for key in ("loss", "bleu"))] for name in last["directions"]
-    ]
-    return Languages(f"{int(last['step']):,}", Table(["direction", "loss", "BLEU"], rows))

@@ -45,10 +45,7 @@ class Record:
     @property
     def task(self) -> Registration | None:
         """The registration of the run's task; None if the task is unknown here."""
-        try:
-            return registry.get(self.config.get("task", registry.DEFAULT))
-        except KilolayerError:
-            return None
+        return task_of(self.config)
 
     @property
     def headline_title(self) -> str:
@@ -58,6 +55,14 @@ class Record:
         entries = (table.get(headline.key) for table in self.scores.values() if isinstance(table, dict))
         names = (entry.get("name") for entry in entries if isinstance(entry, dict))
         return next((name for name in names if isinstance(name, str) and name), headline.title)
+
+
+def task_of(config: dict[str, Any]) -> Registration | None:
+    """The registration of the task that the contents of a config.toml name; None if the task is unknown here."""
+    try:
+        return registry.get(config.get("task", registry.DEFAULT))
+    except KilolayerError:
+        return None
 
 
 def read_record(run: Path) -> Record:

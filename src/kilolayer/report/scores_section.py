@@ -12,8 +12,6 @@ from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 from kilolayer.tasks.registry import Headline, score_digits
 
-SCORE_NAMES = {"bleu": "BLEU", "chrf": "chrF++", "ter": "TER", "spbleu": "spBLEU", "meteor": "METEOR"}
-
 
 @dataclass(frozen=True)
 class Score:
@@ -89,4 +87,4 @@ def _score(key: str, score: Entry, headline: Headline | None) -> Score:
 
 
 def _name(key: str, score: Entry) -> str:
-    return str(score.get("name") or SCORE_NAMES.get(key, key))
+    return str(score.get("name") or key)

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from kilolayer.errors import unknown
+from kilolayer.importing import Registry
 from kilolayer.report.table import Table
 
 if TYPE_CHECKING:
@@ -104,13 +104,12 @@ def _labels() -> str:
     )
 
 
-_registry: dict[str, type[Reproduction]] = {}
+_registry: Registry[type[Reproduction]] = Registry("reproduction", lambda cls: f"{cls.__module__}:{cls.__qualname__}")
 
 
 def register(cls: type[Reproduction]) -> type[Reproduction]:
     """Register a reproduction under its name."""
-    _registry[cls.name] = cls
-    return cls
+    return _registry.add(cls.name, cls)
 
 
 def _import_all() -> None:
@@ -136,6 +135,4 @@ def all_of() -> list[Reproduction]:
 def get(name: str) -> Reproduction:
     """A reproduction by its name, such as `deepnet-figure4`; the error for an unknown name suggests the nearest one."""
     _import_all()
-    if name not in _registry:
-        raise unknown(name, _registry, kind="reproduction")
-    return _registry[name]()
+    return _registry.find(name)()

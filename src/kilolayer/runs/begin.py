@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kilolayer import hints
 from kilolayer.config import Table
-from kilolayer.data.grammar import write_corpus
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import resolve
 from kilolayer.models.build import build_model
@@ -17,7 +16,7 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.precedence import Given
 from kilolayer.runs.resume import GIVEN, resumed
 from kilolayer.tasks.config import RunConfig
-from kilolayer.tasks.task import Task
+from kilolayer.tasks.task import Task, digest_of
 from kilolayer.terminal import say
 from kilolayer.training.changes import changes_between, check_changes
 from kilolayer.training.cpu_model import NOTE, cpu_model
@@ -56,7 +55,7 @@ def new_run(
     """Create a run in a new, locked folder. Everything that can be refused is refused here, before any work.
 
     An error that is found later, but before the first step, leaves no run behind, so that the same command can be repeated.
-    is_embedded: the run trains on the embedded corpus, which is written into its folder. overwrite: a run that is already in
+    is_embedded: the run trains on the embedded data, which are written into its folder. overwrite: a run that is already in
     the folder is deleted, once the new one has been prepared.
     """
     config, start = _read(folder, given, is_embedded)
@@ -103,7 +102,7 @@ def same_run(folder: Path, given: Given, processes: Processes, *, is_embedded: b
 
 
 def _read(folder: Path, given: Given, is_embedded: bool) -> tuple[RunConfig, Origin | None]:
-    return read_started(given, {"data": {"folder": str(folder / "data")}} if is_embedded else None)
+    return read_started(given, RunConfig.choose({}).embedded(folder / "data") if is_embedded else None)
 
 
 def _prepared(
@@ -111,7 +110,7 @@ def _prepared(
 ) -> tuple[RunConfig, Task]:
     """The complete configuration of a run, and its data, all of which is read; this process holds the folder's lock."""
     if is_embedded:
-        write_corpus(folder / "data")
+        type(config).write_embedded(folder / "data")
     task = prepare(config, cache_folder(), vocabulary_of(start, config))
     config = task.resolve(config)
     task.training_batches(config.train.seed)  # reads all training text before config.toml makes the folder a run
@@ -138,7 +137,7 @@ def data_of(run: Run, processes: Processes) -> Task | None:
 def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
     """Raise if the tokens or the model differ from those of the start."""
     known = start.vocabulary()
-    if known is not None and known.digest != task.vocabulary.digest:
+    if None not in (known, task.vocabulary) and digest_of(known) != digest_of(task.vocabulary):
         raise other_vocabulary(start)
     there, here = (0 if each.moe is None else each.moe.experts for each in (start.model, config.model))
     if there != here:

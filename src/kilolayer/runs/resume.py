@@ -18,7 +18,7 @@ from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 from kilolayer.terminal import say
 from kilolayer.training import checkpoint
-from kilolayer.training.changes import PLACES, Change, changes_between, check_changes, saved_config
+from kilolayer.training.changes import Change, changes_between, check_changes, saved_config
 from kilolayer.training.last_saved import all_deleted, last_saved
 from kilolayer.training.run import Run, resolved
 
@@ -104,7 +104,7 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
         if _option_value(over, place) is not None:
             check_changes([Change(place, None, _option_value(over, place))], GIVEN, str(run.folder))
     absolute: Table = {}
-    for place in PLACES:
+    for place in run.config.resume.files:
         section, _, name = place.partition(".")
         value = _option_value(over, place)
         if isinstance(value, str) and value != "none":

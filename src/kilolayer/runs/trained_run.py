@@ -68,8 +68,8 @@ class TrainedRun(Displayed):
         return self._run.load_model(self.device, self._chosen)
 
     @cached_property
-    def tokenizer(self) -> Vocabulary:
-        """The run's vocabulary."""
+    def tokenizer(self) -> Vocabulary | None:
+        """The run's vocabulary; None if its task has none."""
         return self._run.vocabulary()
 
     def scores(

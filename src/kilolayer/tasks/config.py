@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from kilolayer.config import Table, check, merge, option_places, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.tasks import registry
+from kilolayer.tasks.resume_rules import ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 
 Fault = tuple[bool, str, str, str]
@@ -36,6 +38,8 @@ class RunConfig:
 
     shape: ClassVar[Shape | None] = None
     """The shape of the models that the task trains; None: any."""
+    resume: ClassVar[ResumeRules] = ResumeRules()
+    """Which of the task's own options may change when a run is resumed."""
 
     task: str = registry.DEFAULT
     """What the model learns: one of the tasks below, or a class of your own, my_module:MyTask."""
@@ -67,8 +71,17 @@ class RunConfig:
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """The tables that a run inherits from what it starts from, as defaults."""
+        """The tables that a run inherits from what it starts from, as defaults; raises if the task cannot start from it."""
         return {name: tables[name] for name in ("model", "tokenizer") if name in tables}
+
+    @classmethod
+    def embedded(cls, folder: Path) -> Table:
+        """The tables by which the default configuration reads what `write_embedded` writes into a folder."""
+        return {}
+
+    @classmethod
+    def write_embedded(cls, folder: Path) -> None:
+        """Write the data of the default configuration into a folder."""
 
     def __post_init__(self) -> None:
         check(self)

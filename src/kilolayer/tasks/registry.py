@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kilolayer.errors import InputError, OptionError, shown, unknown
-from kilolayer.importing import import_class
+from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.importing import Registry, import_class
 
 DEFAULT = "translation"
 """The task of a configuration that does not name one."""
-EMBEDDED = Path(__file__).parent / "translation" / "quickstart.toml"
-"""The default configuration, which trains on a generated corpus."""
+EMBEDDED = Path(__file__).parent / DEFAULT / "quickstart.toml"
+"""The default configuration, which trains on generated data."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class Registration:
     evaluation: the module that adds flags to `kilolayer evaluate`; without one, `evaluate` shows the scores of the test set.
     unit: what the loss is averaged over and the training speed counts.
     run: `module:Class` of what `kl.load` returns, a subclass of `kl.TrainedRun`.
+    report: `module:Class` of what it adds to the report of a run, a subclass of `kilolayer.report.task_report.TaskReport`.
+    export: `module:Class` of what it adds to an exported folder, a subclass of `kilolayer.exporting.task_export.TaskExport`.
     """
 
     name: str = ""
@@ -79,6 +81,8 @@ class Registration:
     samples: Samples | None = None
     unit: str = "token"
     run: str = "kilolayer.runs.trained_run:TrainedRun"
+    report: str = "kilolayer.report.task_report:TaskReport"
+    export: str = "kilolayer.exporting.task_export:TaskExport"
 
     def load_config(self) -> Any:
         """Import the class of the task's configuration, a subclass of `RunConfig`."""
@@ -92,10 +96,16 @@ class Registration:
         """Import the Python class of its runs, a subclass of `TrainedRun`."""
         return import_class(self.run, "task")
 
+    def load_report(self) -> Any:
+        """Import what it adds to the report of a run, a subclass of `TaskReport`."""
+        return import_class(self.report, "task")
 
-_registry: dict[str, Registration] = {}
+    def load_export(self) -> Any:
+        """Import what it adds to an exported folder, a subclass of `TaskExport`."""
+        return import_class(self.export, "task")
 
 
+_registry: Registry[Registration] = Registry("task", lambda task: task.task, 'Registration(name="...", ...)')
 AnyTask = TypeVar("AnyTask", bound=Registration | type)
 
 
@@ -105,13 +115,7 @@ def register(task: AnyTask) -> AnyTask:
     Registering the same task again replaces it, as when a notebook cell is run twice; the name of another task is refused.
     """
     own = task if isinstance(task, Registration) else _of_class(task, f"{task.__module__}:{task.__qualname__}")
-    before = _registry.get(own.name)
-    if before is not None and before.task != own.task:
-        owner = "built in" if is_built_in(before) else f"that of {before.task}"
-        raise OptionError(
-            f"the task {own.name!r} is {owner}", where=own.task, fix='give yours another name: Registration(name="...", ...)'
-        )
-    _registry[own.name] = own
+    _registry.add(own.name, own)
     return task
 
 
@@ -124,11 +128,7 @@ def get(name: str) -> Registration:
     """The task with this name, or with the class path `my_module:MyTask`; an unknown name raises with the nearest one."""
     if not isinstance(name, str):  # a file may contain any value
         raise OptionError(f"task is {shown(name)}", fix=f"allowed: {', '.join(names())}, or my_module:MyTask")
-    if name in _registry:
-        return _registry[name]
-    if ":" in name:
-        return _of_class(import_class(name, "task"), name)
-    raise unknown(name, _registry, kind="task")
+    return _registry.find(name, _of_class)
 
 
 def all_of() -> list[Registration]:

@@ -101,6 +101,11 @@ class Vocabulary(Protocol):
         ...
 
 
+def digest_of(vocabulary: Vocabulary | None) -> str:
+    """What a checkpoint stores to identify the vocabulary; empty if there is none."""
+    return "" if vocabulary is None else vocabulary.digest
+
+
 @dataclass(frozen=True)
 class Loss:
     """The loss of a batch, summed over `count` labels: total is differentiated, nll is reported. All are tensors [].
@@ -135,15 +140,16 @@ class Task(ABC, Generic[Config]):
     @classmethod
     @abstractmethod
     def prepare(cls, config: Config, cache: Path, vocabulary: Any = None) -> Self:
-        """Find the data and make the vocabulary, unless one is given, so that errors in either show at once.
+        """Find the data and make the vocabulary, if the task has one and none is given, so that errors in either show at once.
 
-        cache: the folder for files derived from the data, which are reused as long as the content is the same.
+        cache: the folder for files derived from the data, which are reused as long as the content is the same. vocabulary: that
+        of the run that is resumed, tested or started from; a task without vocabulary is called without this argument.
         """
 
     @classmethod
-    @abstractmethod
-    def load_vocabulary(cls, config: Config, folder: Path) -> Vocabulary:
-        """The vocabulary stored in a run folder."""
+    def load_vocabulary(cls, config: Config, folder: Path) -> Vocabulary | None:
+        """The vocabulary stored in a run folder; None if the task has none."""
+        return None
 
     @classmethod
     def answers(cls, config: Config, folder: Path, cache: Path) -> Answers | None:
@@ -164,9 +170,9 @@ class Task(ABC, Generic[Config]):
         )
 
     @property
-    @abstractmethod
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary that the run stores."""
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary that the run stores; None if the task has none."""
+        return None
 
     @abstractmethod
     def resolve(self, config: Config) -> Config:

@@ -11,6 +11,7 @@ from kilolayer.data.documents import DocumentsConfig
 from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 
 
@@ -18,6 +19,10 @@ from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 class TextRunConfig(RunConfig):
     """Running text, its vocabulary, and batches of rows of equal length."""
 
+    resume: ClassVar[ResumeRules] = ResumeRules(
+        files=("text.train", "text.valid", "text.test"),
+        breaks={"tokenizer": OTHER_TOKENS, "text": OTHER_BATCHES, "batches": OTHER_BATCHES},
+    )
     more_rows: ClassVar[int] = 0
     """Rows of the model's embedding table in addition to the vocabulary's tokens."""
 

@@ -6,7 +6,9 @@ Changes come from options given with `--resume`, or from edits of the run's conf
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import reduce
+from operator import or_
 from typing import Any
 
 from kilolayer import hints
@@ -14,14 +16,12 @@ from kilolayer.config import Table, build, dump, parse_toml
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.resume_rules import ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.schedule import learning_rate
 
-PLACES = ("data.folder", "data.manifest", "text.train", "text.valid", "text.test")
-PLACES += ("examples.train", "examples.valid", "examples.test", "examples.folder")
-"""Paths of files. They may change; whether the text in them is still the same is checked by its content."""
 SCHEDULE = ("train.steps", "train.lr", "train.min_lr", "train.schedule", "train.warmup_steps", "train.decay_steps")
-MAY_CHANGE: dict[str, tuple[str, ...]] = {
+SHARED: dict[str, tuple[str, ...]] = {
     "how long it trains, and at which learning rate": (*SCHEDULE, "train.patience", "train.stop_when_dead"),
     "how many batches make a step": ("train.accumulate",),
     "what is measured, logged and kept": (
@@ -29,19 +29,11 @@ MAY_CHANGE: dict[str, tuple[str, ...]] = {
         *("train.keep", "train.average", "train.tensorboard", "train.trackers"),
     ),
     "where and how it computes": ("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
-    "where its files are": PLACES,
-    "how it is tested": ("search", "text.stride"),
 }
-"""The options that may change when a run is resumed; the name of a table stands for all of its options."""
+"""The options of all tasks that may change when a run is resumed."""
 BREAKS = {
     "task": "a run learns one task",
     "model": "its weights and its optimizer state belong to this model",
-    "tokenizer": "the rows of its embedding tables belong to these tokens",
-    "data": "its position in the data would refer to different batches",
-    "text": "its position in the data would refer to different batches",
-    "examples": "its position in the data would refer to different batches",
-    "batches": "its position in the data would refer to different batches",
-    "masking": "its position in the data would refer to different batches",
     "train.seed": "it determines the order of the data",
     "train.epochs": "a run that has begun counts steps: set train.steps",
     "train.warmup_share": "a run that has begun counts steps: set train.warmup_steps",
@@ -49,28 +41,39 @@ BREAKS = {
     "train.freeze": "its optimizer state covers only the weights that were trained",
     "train.optimizer": "its optimizer state belongs to the other optimizer",
     "train.valid_sentences": "the best validation so far was measured on a different number",
-    "train.valid_bleu": "the best validation so far was measured differently",
 }
 OTHERWISE = "its steps so far were taken with the other value"
 
 
+def may_change(*rules: ResumeRules) -> dict[str, tuple[str, ...]]:
+    """The options that may change in runs of tasks with these rules, by what they are about."""
+    own = reduce(or_, rules, ResumeRules())
+    return {**SHARED, "where its files are": own.files, "how it is tested": own.testing}
+
+
 @dataclass(frozen=True)
 class Change:
-    """An option whose value differs in the resumed run, with its value before and now; None: the option is absent."""
+    """An option whose value differs in the resumed run, with its value before and now; None: the option is absent.
+
+    rules: those of the run's task.
+    """
 
     place: str
     before: Any
     now: Any
+    rules: ResumeRules = field(default_factory=ResumeRules, repr=False)
 
     @property
     def allowed(self) -> bool:
         """Whether a run that has begun can be resumed with this change."""
-        return any(self.place == each or self.place.startswith(f"{each}.") for each in sum(MAY_CHANGE.values(), ()))
+        places = sum(may_change(self.rules).values(), ())
+        return any(self.place == each or self.place.startswith(f"{each}.") for each in places)
 
     @property
     def breaks(self) -> str:
         """Why the change is not allowed."""
-        return BREAKS.get(self.place) or BREAKS.get(self.place.partition(".")[0]) or OTHERWISE
+        known = {**BREAKS, **self.rules.breaks}
+        return known.get(self.place) or known.get(self.place.partition(".")[0]) or OTHERWISE
 
     def __str__(self) -> str:
         now, before = ("absent" if value is None else shown(value) for value in (self.now, self.before))
@@ -80,7 +83,8 @@ class Change:
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     """The options that differ between two configurations, by their dotted names."""
     old, new = (dict(_flat(each.table())) for each in (before, now))
-    return [Change(place, old.get(place), new.get(place)) for place in {**old, **new} if old.get(place) != new.get(place)]
+    differing = [place for place in {**old, **new} if old.get(place) != new.get(place)]
+    return [Change(place, old.get(place), new.get(place), now.resume) for place in differing]
 
 
 def check_changes(changes: Sequence[Change], where: str, folder: str, fix: str = "leave it as it was") -> None:
@@ -132,7 +136,7 @@ def announce_held_out(state: Mapping[str, Any], now: HeldOut, step: int) -> str 
     if not parts:
         return None
     named = f"{parts[0]} set has" if len(parts) == 1 else f"{' and '.join(parts)} sets have"
-    return f"from step {step + 1:,} on, the {named} changed: the text in the files is different"
+    return f"from step {step + 1:,} on, the {named} changed: the data in the files are different"
 
 
 def _other_parts(state: Mapping[str, Any], now: HeldOut) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from kilolayer.config import Table
 from kilolayer.convert.huggingface.imported import Imported
-from kilolayer.data.byte_piece_files import read_byte_pieces
+from kilolayer.data.byte_piece_files import SPECIAL, read_byte_pieces
 from kilolayer.data.byte_pieces import BytePieceVocabulary
 from kilolayer.data.marian_pieces import read_marian_pieces
 from kilolayer.data.tokenizer import END, PAD, load_tokenizers
@@ -69,7 +69,7 @@ def read_vocabulary(imported: Imported) -> ForeignVocabulary:
             rows = [*read_word_pieces(folder).ids]
         case "byte_bpe":
             pieces = read_byte_pieces(folder)
-            special = [pieces.others.get(name) for name in ("<pad>", "<unk>", "<s>")]
+            special = [pieces.others.get(name) for name in SPECIAL[:END]]
             # Only the first ids can be excluded from prediction: if one of the three is missing, all are left out.
             rows = [*(special if None not in special else [None] * END), end, *pieces.ids]
         case "marian":

@@ -51,7 +51,7 @@ class Origin(Protocol):
         """The vocabulary that the weights were trained with; None if it is not known."""
         ...
 
-    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights, for a model with this vocabulary; own: the tensors of the model that receives them."""
         ...
 
@@ -93,10 +93,10 @@ class RunOrigin:
                 fix=f"name a run that is {' or '.join(each.title for each in known)}",
             )
 
-    def vocabulary(self) -> Vocabulary:
+    def vocabulary(self) -> Vocabulary | None:
         return self.run.vocabulary()
 
-    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.run.weights(vocabulary)
 
 
@@ -125,7 +125,7 @@ class SavedOrigin:
     def vocabulary(self) -> None:
         return None
 
-    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return self.saved.state_dict()
 
 
@@ -165,17 +165,11 @@ class ForeignOrigin:
 
     def check_task(self, task: Registration) -> None:
         _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
-        if task.name == "masked_lm" and self.imported.config.head is not None:
-            raise InputError(
-                f"{task.title} cannot start from a classifier: it has no token scores",
-                where=f"train.start_from: {self.folder}",
-                fix="name a BertForMaskedLM",
-            )
 
     def vocabulary(self) -> Vocabulary:
         return self.tokens.load()
 
-    def weights(self, vocabulary: Vocabulary, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self.imported.weights()
         for name in TABLES:
             if name in found:

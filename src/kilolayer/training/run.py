@@ -41,7 +41,7 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.results import read_scores
-from kilolayer.tasks.task import Task, Vocabulary
+from kilolayer.tasks.task import Task, Vocabulary, digest_of
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose, load_chosen
@@ -65,14 +65,15 @@ class Run:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary, note: str = "") -> Run:
+    def create(cls, folder: Path, config: RunConfig, vocabulary: Vocabulary | None, note: str = "") -> Run:
         """Write the configuration and the vocabulary into a new or empty folder; "auto" values are resolved for this device.
 
         note: a remark on the configuration, for its file.
         """
         check_new(folder)
         config = resolved(config)
-        vocabulary.save(folder)
+        if vocabulary is not None:
+            vocabulary.save(folder)
         # Written last, because a folder with this file is a run.
         write(folder / "config.toml", f"# {note}\n" * bool(note) + configuration.dump(config.table()))
         return cls(folder, config)
@@ -126,8 +127,8 @@ class Run:
         """The run's data, prepared with the run's own vocabulary."""
         return prepare(self.config, cache, self.vocabulary())
 
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary stored in the run folder."""
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary stored in the run folder; None if its task has none."""
         return self.registration.load().load_vocabulary(self.config, self.folder)
 
     def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
@@ -154,7 +155,7 @@ class Run:
             return write_out(model, int8=True)
         return model
 
-    def weights(self, vocabulary: Vocabulary, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:
+    def weights(self, vocabulary: Vocabulary | None, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:
         """The trained weights: the mean of the last checkpoints if the run averages, else the best ones.
 
         vocabulary: the one that the model is used with; another one than the run's is refused.
@@ -178,8 +179,9 @@ class Run:
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:
-    """Prepare the data of a configuration; without a vocabulary, one is trained unless the configuration names one."""
-    return registry.get(config.task).load().prepare(config, cache, vocabulary)
+    """Prepare the data of a configuration; a task with a vocabulary trains one if none is given or configured."""
+    task = registry.get(config.task).load()
+    return task.prepare(config, cache) if vocabulary is None else task.prepare(config, cache, vocabulary)
 
 
 def in_steps(config: RunConfig, task: Task, processes: int = 1) -> RunConfig:
@@ -214,9 +216,9 @@ def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> No
         )
 
 
-def check_vocabulary(digest: str, vocabulary: Vocabulary, where: Path) -> None:
+def check_vocabulary(digest: str, vocabulary: Vocabulary | None, where: Path) -> None:
     """Raise if the vocabulary is not the checkpoint's: the same ids would stand for other tokens."""
-    if vocabulary.digest != digest:
+    if digest_of(vocabulary) != digest:
         raise InputError(
             "the vocabulary is not the one that the checkpoint was trained with",
             where=str(where),

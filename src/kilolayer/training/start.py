@@ -31,7 +31,10 @@ def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
     task = registry.get(given.get("task", registry.DEFAULT))
     start = open_origin(Path(place))
     start.check_task(task)
-    below = task.load_config().from_start(start.tables)
+    try:
+        below = task.load_config().from_start(start.tables)
+    except InputError as error:
+        raise error.at(f"train.start_from: {start.folder}") from None
     if _other_vocabulary(given.get("tokenizer"), below.get("tokenizer")):
         raise other_vocabulary(start)
     return start, below

@@ -15,7 +15,7 @@ from kilolayer.errors import InputError
 from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.parallel.processes import Processes
-from kilolayer.tasks.task import Batch, Task
+from kilolayer.tasks.task import Batch, Task, digest_of
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.guard import Guard
@@ -177,7 +177,7 @@ class Trainer:
             "window": asdict(self.window),
             "routing": None if self.routing is None else self.routing.state(),
             "seconds": self.seconds,
-            "vocabulary": self.task.vocabulary.digest,
+            "vocabulary": digest_of(self.task.vocabulary),
         }
 
     def random_state(self) -> dict[str, Tensor]:

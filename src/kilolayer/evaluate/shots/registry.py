@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kilolayer.evaluate.shots.row import Row
+from kilolayer.importing import Registry
 
 Norm = Literal["none", "tokens", "bytes", "prior"]
 """How the log-likelihoods of choices are compared: none, unchanged; tokens, divided by the number of tokens of the
@@ -50,7 +51,7 @@ class QuestionSet:
     read: Callable[[Row], Question]
 
 
-SETS: dict[str, QuestionSet] = {}
+SETS: Registry[QuestionSet] = Registry("question set", lambda each: f"{each.read.__module__}:{each.read.__qualname__}")
 
 
 def question_set(
@@ -59,7 +60,7 @@ def question_set(
     """Register a function that reads a line of a set's file."""
 
     def register(read: Callable[[Row], Question]) -> Callable[[Row], Question]:
-        SETS[name] = QuestionSet(name, tuple(columns), tuple(norms), read)
+        SETS.add(name, QuestionSet(name, tuple(columns), tuple(norms), read))
         return read
 
     return register

@@ -10,9 +10,10 @@ register(
         usage='generate {} --prompt "..."',
         config="kilolayer.tasks.causal_lm.config:CausalLMConfig",
         task="kilolayer.tasks.causal_lm.task:CausalLMTask",
-        run="kilolayer.runs.language_model:LanguageModel",
-        verbs={"generate": Verb("continue prompts with a language model", "kilolayer.cli.generate")},
-        evaluation="kilolayer.cli.evaluate_text",
+        run="kilolayer.tasks.causal_lm.language_model:LanguageModel",
+        export="kilolayer.tasks.causal_lm.export:LanguageModelExport",
+        verbs={"generate": Verb("continue prompts with a language model", "kilolayer.tasks.causal_lm.generate")},
+        evaluation="kilolayer.tasks.causal_lm.evaluate",
         headline=Headline("bits_per_byte", "bits per byte", 4, larger_is_better=False),
         samples=Samples(
             "Sample continuations",

@@ -9,6 +9,7 @@ from typing import ClassVar
 from kilolayer.data.documents import TextConfig
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault
+from kilolayer.tasks.resume_rules import ResumeRules
 from kilolayer.tasks.text_config import TextRunConfig
 
 
@@ -17,6 +18,7 @@ class CausalLMConfig(TextRunConfig):
     """Everything that a language model run is made from."""
 
     shape: ClassVar[Shape | None] = "decoder"
+    resume: ClassVar[ResumeRules] = TextRunConfig.resume | ResumeRules(testing=("text.stride",))
 
     task: str = "causal_lm"
     """What is learned."""

@@ -10,8 +10,9 @@ register(
         usage="predict {} < sentences.tsv",
         config="kilolayer.tasks.classify.config:ClassifyConfig",
         task="kilolayer.tasks.classify.task:ClassifyTask",
-        run="kilolayer.runs.classifier:Classifier",
-        verbs={"predict": Verb("label the sentences of each line with a classifier", "kilolayer.cli.predict")},
+        run="kilolayer.tasks.classify.classifier:Classifier",
+        export="kilolayer.tasks.classify.export:ClassifierExport",
+        verbs={"predict": Verb("label the sentences of each line with a classifier", "kilolayer.tasks.classify.predict")},
         headline=Headline("metric", "metric", 2),
         unit="example",
         samples=Samples(

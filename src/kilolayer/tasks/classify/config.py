@@ -13,6 +13,7 @@ from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 from kilolayer.terminal import counted
 
@@ -34,6 +35,10 @@ class ClassifyConfig(RunConfig):
     """Everything that a classifier run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder"
+    resume: ClassVar[ResumeRules] = ResumeRules(
+        files=("examples.train", "examples.valid", "examples.test", "examples.folder"),
+        breaks={"tokenizer": OTHER_TOKENS, "examples": OTHER_BATCHES},
+    )
 
     task: str = "classify"
     """What is learned."""

@@ -10,8 +10,9 @@ register(
         usage='fill {} "a <mask> text"',
         config="kilolayer.tasks.masked_lm.config:MaskedLMConfig",
         task="kilolayer.tasks.masked_lm.task:MaskedLMTask",
-        run="kilolayer.runs.masked_language_model:MaskedLanguageModel",
-        verbs={"fill": Verb("fill the masks in a text with a masked language model", "kilolayer.cli.fill")},
+        run="kilolayer.tasks.masked_lm.masked_language_model:MaskedLanguageModel",
+        export="kilolayer.tasks.masked_lm.export:MaskedLanguageModelExport",
+        verbs={"fill": Verb("fill the masks in a text with a masked language model", "kilolayer.tasks.masked_lm.fill")},
         headline=Headline("accuracy", "accuracy of masked tokens, %", 2),
         unit="masked token",
         samples=Samples(

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from kilolayer.config import Table
 from kilolayer.data.masking import MaskingConfig
 from kilolayer.data.packing import EDGES
+from kilolayer.errors import InputError
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, UsualBatch
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 from kilolayer.tasks.text_config import TextRunConfig
 
 
@@ -18,6 +21,7 @@ class MaskedLMConfig(TextRunConfig):
     """Everything that a masked language model run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder"
+    resume: ClassVar[ResumeRules] = TextRunConfig.resume | ResumeRules(breaks={"masking": OTHER_BATCHES})
     more_rows: ClassVar[int] = 1
     """One row, for the mask token."""
 
@@ -25,6 +29,16 @@ class MaskedLMConfig(TextRunConfig):
     """What is learned."""
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     """What is hidden of the text."""
+
+    @classmethod
+    def from_start(cls, tables: Table) -> Table:
+        """The inherited tables; a model with a head is refused."""
+        if tables["model"].get("head", "none") != "none":
+            raise InputError(
+                "a masked language model cannot start from a classifier: it has no token scores",
+                fix="name a model that predicts tokens, such as a BertForMaskedLM",
+            )
+        return super().from_start(tables)
 
     def faults(self) -> Iterator[Fault]:
         # With a mask, the model knows which batches have no padding (most of them): attention is fastest there.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from kilolayer.config import Table
 from kilolayer.data.corpora import DataConfig
+from kilolayer.data.grammar import write_corpus
 from kilolayer.data.shapes import BatchConfig
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 
 
@@ -30,6 +33,16 @@ class TranslationConfig(RunConfig):
     """Everything that a translator run is made from."""
 
     shape: ClassVar[Shape | None] = "encoder_decoder"
+    resume: ClassVar[ResumeRules] = ResumeRules(
+        files=("data.folder", "data.manifest"),
+        testing=("search",),
+        breaks={
+            "tokenizer": OTHER_TOKENS,
+            "data": OTHER_BATCHES,
+            "batches": OTHER_BATCHES,
+            "train.valid_bleu": "the best validation so far was measured differently",
+        },
+    )
 
     task: str = "translation"
     """What is learned."""
@@ -53,6 +66,15 @@ class TranslationConfig(RunConfig):
         tables: Table = {} if tokenizer.get("shared", True) else {"tie_embeddings": "output"}
         size = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
         return {"model": {**tables, "vocab_size": size} if isinstance(size, int) else tables}
+
+    @classmethod
+    def embedded(cls, folder: Path) -> Table:
+        return {"data": {"folder": str(folder)}}
+
+    @classmethod
+    def write_embedded(cls, folder: Path) -> None:
+        """Write a small corpus of English and German, which a grammar generates."""
+        write_corpus(folder)
 
     def faults(self) -> Iterator[Fault]:
         unvalidated = self.data.folder is not None and self.data.valid is None and not self.data.valid_share

@@ -18,7 +18,7 @@ from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.generate.config import SearchConfig
-    from kilolayer.runs.language_model import Continued, LanguageModel
+    from kilolayer.tasks.causal_lm.language_model import Continued, LanguageModel
 
 SEPARATOR = "---"
 
@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Continue the prompts; a single continuation is shown while it is generated."""
-    from kilolayer.runs.language_model import PROMPTS_AT_ONCE, LanguageModel
+    from kilolayer.tasks.causal_lm.language_model import PROMPTS_AT_ONCE, LanguageModel
     from kilolayer.training.run import Run
 
     if options.greedy and options.samples is not None:

@@ -1,44 +1,59 @@
-"""The section about errors: word accuracy by training frequency, and BLEU by sentence length."""
+"""What a translator adds to the report: scores by direction, and where the errors are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from kilolayer.report.bars import bar_plot
 from kilolayer.report.numbers import show_number
 from kilolayer.report.panel import Panel
-from kilolayer.report.record import Entry, number
+from kilolayer.report.record import Entry, Record, number
 from kilolayer.report.table import Table
+from kilolayer.report.task_report import Section, TaskReport, TitledTable
+from kilolayer.training.source_use import unread_source
 
 MOST_BUCKETS = 50
+ERRORS = "Where the errors are"
 
 
-@dataclass(frozen=True)
-class TitledTable:
-    """A table under a heading."""
+class TranslatorReport(TaskReport):
+    """Scores by direction, word accuracy by training frequency, and BLEU by sentence length."""
 
-    title: str
-    table: Table
+    def sections(self, record: Record, prefix: str) -> list[Section]:
+        found = [_languages(record.valid), _errors(record.scores, prefix)]
+        return [each for each in found if each is not None]
 
-
-@dataclass(frozen=True)
-class ErrorsSection:
-    """For one direction, a plot of each; for several, a table of each with a row per direction and a column per bucket."""
-
-    panels: list[Panel] = field(default_factory=list)
-    tables: list[TitledTable] = field(default_factory=list)
+    def faults(self, valid: Sequence[Entry], train: Sequence[Entry]) -> list[str]:
+        unread = unread_source(valid, train)
+        return [] if unread is None else [unread]
 
 
-def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
-    """Build the section from scores.json; empty if it has no such data. prefix: of the plots' names."""
+def _languages(valid: Sequence[Entry]) -> Section | None:
+    """Loss and BLEU of each direction at the last validation that measured them; None if there is none."""
+    measured = [entry for entry in valid if isinstance(entry.get("directions"), dict) and entry["directions"]]
+    if not measured:
+        return None
+    last = measured[-1]
+    rows = [
+        [name, *(show_number(number(last, "directions", name, key)) for key in ("loss", "bleu"))] for name in last["directions"]
+    ]
+    table = TitledTable("", Table(["direction", "loss", "BLEU"], rows))
+    return Section("Languages", [f"Validation at step {int(last['step']):,}."], tables=[table])
+
+
+def _errors(scores: dict[str, Any], prefix: str) -> Section | None:
+    """For one direction, a plot of each; for several, a table of each with a row per direction and a column per bucket.
+
+    None if scores.json has no such data. prefix: of the plots' names.
+    """
     if isinstance(scores.get("frequency_buckets"), dict):
         found = [
             _by_direction(scores, "frequency_buckets", "f1", "Word accuracy (F1) by training frequency"),
             _by_direction(scores, "length_buckets", "bleu", "BLEU by words in the reference"),
         ]
-        return ErrorsSection(tables=[each for each in found if each is not None])
+        tables = [each for each in found if each is not None]
+        return Section(ERRORS, tables=tables) if tables else None
     frequency, length = _buckets(scores.get("frequency_buckets")), _buckets(scores.get("length_buckets"))
     accuracy = bar_plot(
         f"{prefix}by-frequency",
@@ -59,12 +74,11 @@ def errors_section(scores: dict[str, Any], prefix: str = "") -> ErrorsSection:
     frequency_columns = {"matched": "matched", "reference": "in reference", "hypothesis": "in hypothesis", "f1": "F1"}
     length_columns = {"sentences": "sentences", "bleu": "BLEU"}
     words = "F1 of the words in the hypothesis against those in the reference."
-    return ErrorsSection(
-        panels=[
-            Panel(accuracy, "Word accuracy by training frequency", words, _numbers(frequency, frequency_columns)),
-            Panel(bleu, "BLEU by sentence length", numbers=_numbers(length, length_columns)),
-        ]
-    )
+    panels = [
+        Panel(accuracy, "Word accuracy by training frequency", words, _numbers(frequency, frequency_columns)),
+        Panel(bleu, "BLEU by sentence length", numbers=_numbers(length, length_columns)),
+    ]
+    return Section(ERRORS, panels=panels) if any(panel.svg is not None for panel in panels) else None
 
 
 def _by_direction(scores: dict[str, Any], key: str, value: str, title: str) -> TitledTable | None:

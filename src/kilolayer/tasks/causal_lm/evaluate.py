@@ -6,10 +6,10 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from kilolayer.cli import evaluate_shots
 from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_scores, show_scores_json
 from kilolayer.errors import InputError, OptionError
+from kilolayer.tasks.causal_lm import shots
 
 if TYPE_CHECKING:
     from kilolayer.training.run import Run
@@ -23,7 +23,7 @@ def add_flags(parser: Flags) -> None:
         metavar="N",
         help="tokens from the start of one window to the next [text.stride]",
     )
-    evaluate_shots.add_flags(parser)
+    shots.add_flags(parser)
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
@@ -35,8 +35,8 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
             if getattr(options, name):
                 where, fix = "on the command line", "remove one of them"
                 raise OptionError(f"--{name} has no effect with --tasks", where=where, fix=fix)
-        return evaluate_shots.evaluate(run, options)
-    evaluate_shots.refuse_flags(options)
+        return shots.evaluate(run, options)
+    shots.refuse_flags(options)
 
     assert isinstance(run.config, CausalLMConfig)
     where, text = str(run.folder), run.config.text

@@ -14,7 +14,7 @@ from kilolayer.errors import unknown
 from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
-    from kilolayer.runs.classifier import Prediction
+    from kilolayer.tasks.classify.classifier import Prediction
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Label the lines of standard input, each with one sentence, or two separated by a tab."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--device", "--precision", "--json"])
-    from kilolayer.runs.classifier import ROWS_AT_ONCE, Classifier
+    from kilolayer.tasks.classify.classifier import ROWS_AT_ONCE, Classifier
     from kilolayer.training.run import Run
 
     classifier = Classifier(Run.open(options.run, ["classify"]), device=options.device, precision=options.precision)
