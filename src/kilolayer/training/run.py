@@ -9,13 +9,14 @@ translations.
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +37,7 @@ from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
 from kilolayer.parallel.launch import is_restart, launch
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.runtime import PLAIN, Runtime
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
@@ -53,12 +54,22 @@ UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTA
 """Files that a run folder may contain before it has a configuration."""
 
 
+def choose_runtime() -> Runtime:
+    """The fast runtime; the plain one in a copy of the package without `speed/`. Nothing else imports it."""
+    if importlib.util.find_spec("kilolayer.speed") is None:
+        return PLAIN
+    from kilolayer.speed.runtime import FAST
+
+    return FAST
+
+
 @dataclass(frozen=True)
 class Run:
-    """A run folder and the configuration in it."""
+    """A run folder and the configuration in it. runtime: how its models are trained and used."""
 
     folder: Path
     config: RunConfig
+    runtime: Runtime = field(default_factory=choose_runtime, compare=False, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -136,7 +147,7 @@ class Run:
         model = build_model(self.config.model, device="meta", seed=0)
         check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
         model.materialise("cpu").load_state_dict(weights)
-        return model.to(device).eval()
+        return self.runtime.bind(model.to(device).eval())
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
@@ -149,9 +160,10 @@ class Run:
             model = fold(model)
         if precision == "bf16":
             model.lower(torch.bfloat16)
+        model = self.runtime.bind(model)  # folded, it may be another
         if precision == "int8":
             assert isinstance(model, EncoderDecoder | Decoder)
-            return write_out(model, int8=True)
+            return self.runtime.decoding_form(model, int8=True)
         return model
 
     def weights(self, vocabulary: Vocabulary, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:
