@@ -83,8 +83,9 @@ def measure(words: Sequence[str]) -> None:
     config = task.resolve(config)
     trainer = Trainer(Run(Path("not-written"), config), task)
     trainer.begin(None)
+    loss, runtime = trainer.task.loss, trainer.run.runtime
     stepper = Stepper(
-        trainer.model, trainer.optimizer, config.train, trainer.guard, trainer.device, _say, loss=trainer.task.loss
+        trainer.model, trainer.optimizer, config.train, trainer.guard, trainer.device, _say, loss=loss, runtime=runtime
     )
 
     def take_step() -> float:

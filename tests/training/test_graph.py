@@ -49,7 +49,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, **options: Any) -> S
     model = kl.build_model(shape, seed=1, device=device)
     assert isinstance(model, kl.EncoderDecoder)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = Optimizer(model.train(), config, precise, sums=config.accumulate > 1)
+    optimizer = Optimizer(model.train(), config, precise, config.accumulate > 1, FAST)
     return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse, runtime=FAST)
 
 

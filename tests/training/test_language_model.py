@@ -78,7 +78,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, device: str = "cpu",
     model = kl.build_model(kl.ModelConfig(shape="decoder", **sizes, **(model_options or {})), device, dtype, seed=1)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
     sums = device == "cpu" or config.accumulate > 1
-    optimizer = Optimizer(model.train(), config, precise, sums=sums)
+    optimizer = Optimizer(model.train(), config, precise, sums, FAST)
     return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail, runtime=FAST)
 
 
