@@ -71,7 +71,7 @@ def measure(words: Sequence[str]) -> None:
     import torch
 
     from kilolayer.cli.configuration import read_tables
-    from kilolayer.speed.budget import Work, budget
+    from kilolayer.runs.budget import Work, budget
     from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
     from kilolayer.training.start import read_started
     from kilolayer.training.step import Stepper

@@ -37,6 +37,7 @@ from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
 from kilolayer.tasks.config import RunConfig
+from kilolayer.training.chosen_runtime import choose_runtime
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.run import (
@@ -44,7 +45,6 @@ from kilolayer.training.run import (
     cache_folder,
     choose_device,
     choose_precision,
-    choose_runtime,
     in_steps,
     load_weights,
     prepare,

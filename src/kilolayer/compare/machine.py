@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from kilolayer.speed.budget import Budget, Work, budget
+from kilolayer.runs.budget import Budget, Work, budget
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.run import choose_device, choose_precision
 

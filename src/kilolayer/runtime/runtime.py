@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
+from kilolayer.layers.block import Block
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
+from kilolayer.runtime.activations import kept_by_plain_layer
 from kilolayer.runtime.reader import PAD, BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 
@@ -75,6 +79,10 @@ class Runtime:
         nll = F.nll_loss(log_probabilities, labels.flatten(), reduction="none")
         spread = -log_probabilities.mean(dim=-1) if smoothing else nll
         return sum_losses(nll, spread, labels.flatten(), smoothing)
+
+    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+        """Bytes that a layer of a stack on the meta device keeps for the backward pass, and bytes that all layers share."""
+        return kept_by_plain_layer(stack, block, inputs, memory)
 
     def update_kernel(self, groups: list[Any], *, beta1: float, beta2: float, decoupled: bool) -> Any:
         """A kernel that updates all weights of an optimizer's groups at once; None: the optimizer updates them by lists."""

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, unknown
+from kilolayer.layers.block import Block
 from kilolayer.layers.stack import Stack
+from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
@@ -20,6 +22,7 @@ from kilolayer.operators.top import top
 from kilolayer.runtime.reader import BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
+from kilolayer.speed.activations import kept_by_fast_layer
 from kilolayer.speed.compiler import BUDGETS
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.inspection import has_hooks
@@ -62,6 +65,9 @@ class FastRuntime(Runtime):
         rows = labels.flatten()
         total, chosen, mean = score_statistics(logits.flatten(0, 1).contiguous(), rows)
         return sum_losses(total - chosen, total - mean, rows, smoothing)
+
+    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+        return kept_by_fast_layer(stack, block, inputs, memory)
 
     def update_kernel(self, groups: list[Any], *, beta1: float, beta2: float, decoupled: bool) -> Any:
         if groups[0].weights[0].device.type != "cuda" or kernels.why_no_kernels() is not None:

@@ -9,7 +9,6 @@ translations.
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import re
 import shutil
@@ -37,7 +36,7 @@ from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
 from kilolayer.parallel.launch import is_restart, launch
-from kilolayer.runtime.runtime import PLAIN, Runtime
+from kilolayer.runtime.runtime import Runtime
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
@@ -46,21 +45,13 @@ from kilolayer.tasks.task import Task, Vocabulary
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose, load_chosen
+from kilolayer.training.chosen_runtime import choose_runtime
 from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
 UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTALL)
 """Files that a run folder may contain before it has a configuration."""
-
-
-def choose_runtime() -> Runtime:
-    """The fast runtime; the plain one in a copy of the package without `speed/`. Nothing else imports it."""
-    if importlib.util.find_spec("kilolayer.speed") is None:
-        return PLAIN
-    from kilolayer.speed.runtime import FAST
-
-    return FAST
 
 
 @dataclass(frozen=True)
