@@ -14,7 +14,7 @@ from kilolayer import config as configuration
 from kilolayer.cli.main import main
 from kilolayer.data.corpora import expand
 from kilolayer.data.grammar import pairs
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 from kilolayer.tasks.config import RunConfig
 
 FOLDER = Path(__file__).parents[1] / "configs"

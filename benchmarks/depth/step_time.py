@@ -71,7 +71,7 @@ def measure(words: Sequence[str]) -> None:
     import torch
 
     from kilolayer.cli.configuration import read_tables
-    from kilolayer.speed.budget import Work, budget
+    from kilolayer.runs.budget import Work, budget
     from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
     from kilolayer.training.start import read_started
     from kilolayer.training.step import Stepper
@@ -83,8 +83,9 @@ def measure(words: Sequence[str]) -> None:
     config = task.resolve(config)
     trainer = Trainer(Run(Path("not-written"), config), task)
     trainer.begin(None)
+    loss, runtime = trainer.task.loss, trainer.run.runtime
     stepper = Stepper(
-        trainer.model, trainer.optimizer, config.train, trainer.guard, trainer.device, _say, loss=trainer.task.loss
+        trainer.model, trainer.optimizer, config.train, trainer.guard, trainer.device, _say, loss=loss, runtime=runtime
     )
 
     def take_step() -> float:

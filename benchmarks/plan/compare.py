@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 from jobs import Job, every_job, names_in

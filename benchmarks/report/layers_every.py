@@ -71,7 +71,7 @@ def _alternate(trainer: Trainer, metrics: Metrics, pairs: int) -> tuple[list[flo
     """Seconds of plain and of measured steps. A pair reads the same batches; every second pair begins with the measured
     step."""
     config = trainer.config
-    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device)
+    stepper = Stepper(trainer.model, trainer.optimizer, config, trainer.guard, trainer.device, runtime=trainer.run.runtime)
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for pair in range(-3, pairs):
         batches = trainer.take_batches()

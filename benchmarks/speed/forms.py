@@ -35,10 +35,9 @@ from workers import Lines, Trial, groups, read_lines, run, versions
 
 import kilolayer as kl
 from kilolayer.layers.modules import in_mode
+from kilolayer.runtime.recorder import Piece
 from kilolayer.speed.recorded_step import RecordedStep
-from kilolayer.speed.recorder import Piece
-from kilolayer.speed.steps import training_form
-from kilolayer.tasks.token_loss import token_losses
+from kilolayer.speed.runtime import FAST
 
 WARM, TIMED, TOGETHER = 4, 12, 6
 SHORT, DEEP, TEXT = (replace(each, dropout=0.1) for each in (deep(24), TRANSLATION, LANGUAGE))
@@ -97,12 +96,12 @@ def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None
     """A validation batch in the training form; its time is that of the recorded one."""
     model = kl.build_model(model_config(job.setting), device=device, seed=1)
     model.lower(torch.bfloat16)
-    form, recorder = training_form(model, device, print, eager=False, recompute="none")
+    form, recorder = FAST.training_form(model, device, print, eager=False, recompute="none")
     parts = batch(job.setting, torch.device("cpu"))
     there = tuple(part.to(device) for part in parts)
 
     def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        return token_losses(form(source, target).logits, labels, 0.0)[1]
+        return FAST.token_losses(form(source, target).logits, labels, 0.0)[1]
 
     def plainly() -> float:
         return float(nll(*there))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -53,8 +54,8 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16))
-    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse)
+    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16), **fast_runtime())
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, **fast_runtime())
 
     def step() -> float:
         result = stepper.step([read], LR)
@@ -63,6 +64,15 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
         return result.loss
 
     return step
+
+
+def fast_runtime() -> dict[str, Any]:
+    """The option that makes an optimizer and its steps fast; in an older package, where they always are, there is none."""
+    if importlib.util.find_spec("kilolayer.runtime") is None:
+        return {}
+    from kilolayer.speed.runtime import FAST
+
+    return {"runtime": FAST}
 
 
 def widen(stack: Stack, config: kl.ModelConfig, device: torch.device) -> None:

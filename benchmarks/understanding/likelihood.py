@@ -142,7 +142,7 @@ def main() -> None:
     tokenizer, theirs = trained_tokenizer(examples), gpt2()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[3], bos_token=SPECIAL[3], pad_token=SPECIAL[0])
     peer = HFLM(pretrained=theirs, tokenizer=fast, batch_size=options.batch, device="cpu", max_length=LENGTH)
-    model, vocabulary = ours_of(theirs), cast("TextVocabulary", Bytes(tokenizer))
+    model, vocabulary = kl.fast(ours_of(theirs), compile=False), cast("TextVocabulary", Bytes(tokenizer))
     rows: list[dict[str, Any]] = []
     for shots, count in zip(*(map(int, each.split(",")) for each in (options.shots, options.counts)), strict=True):
         prompts = [examples.prompt(number, shots, seed=0) for number in range(count)]

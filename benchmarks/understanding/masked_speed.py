@@ -86,6 +86,7 @@ def ours(setting: Setting) -> Step:
     import kilolayer as kl
     from kilolayer.data.masking import MaskedBatch
     from kilolayer.data.packing import PackedBatch
+    from kilolayer.speed.runtime import FAST
     from kilolayer.tasks.masked_lm.task import masked_loss
     from kilolayer.tasks.train_config import TrainConfig
     from kilolayer.training.guard import Guard
@@ -116,9 +117,10 @@ def ours(setting: Setting) -> Step:
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tokens.to(setting.device))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16))
+    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16), runtime=FAST)
     loss = partial(masked_loss, smoothing=0.0)
-    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device(setting.device), say=_refuse, loss=loss)
+    device = torch.device(setting.device)
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, loss=loss, runtime=FAST)
 
     def step() -> float:
         found = stepper.step([batch], LR)

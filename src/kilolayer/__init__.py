@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from kilolayer.runs.load import load as load
     from kilolayer.runs.train import train as train
     from kilolayer.runs.trained_run import TrainedRun as TrainedRun
-    from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
+    from kilolayer.speed.runtime import fast as fast
     from kilolayer.training.parameter_groups import parameter_groups as parameter_groups
 
 __version__ = VERSION
@@ -66,7 +66,7 @@ _HOMES = {
     "compare_runs": "kilolayer.compare.session",
     "diagnose": "kilolayer.probe.diagnose",
     "export": "kilolayer.exporting.export",
-    "fast": "kilolayer.speed.fast",
+    "fast": "kilolayer.speed.runtime",
     "fold": "kilolayer.convert.fold",
     "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",

@@ -10,7 +10,7 @@ from small_runs import table, text_table
 from kilolayer.compare import machine
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, free_memory, threads_of
 from kilolayer.config import build
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 from kilolayer.tasks.config import RunConfig
 
 

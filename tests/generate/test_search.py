@@ -16,8 +16,8 @@ from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import Reader
 from kilolayer.generate.search import generate
+from kilolayer.runtime.reader import Reader
 
 LENGTHS = [6, 2, 4, 1, 5]
 METHODS = [

@@ -14,12 +14,12 @@ import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import Reader, Reads
 from kilolayer.generate.search import greedy, sample
-from kilolayer.generate.static import ScoringDecoder, StaticReader
+from kilolayer.runtime.reader import Reader, Reads
 from kilolayer.speed.decoding import Size, _decoders, decoders_of
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.static_reader import ScoringDecoder, StaticReader
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {

@@ -13,14 +13,20 @@ import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import Reader
-from kilolayer.generate.static_beam import BeamDecoder, static_beam_search
+from kilolayer.generate.static_beam import static_beam_search
+from kilolayer.runtime.reader import Reader
 from kilolayer.speed.decoding import decoders_of
+from kilolayer.speed.static_beam import BeamDecoder, StaticBeam
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 LENGTHS = [6, 2, 4, 1, 5]
 Found = list[list[Hypothesis]]
+
+
+def in_fixed_memory(model: kl.EncoderDecoder, source: Tensor, limits: list[int], *, beam: int, **options: Any) -> Found:
+    steps = StaticBeam(model, source, beam=beam, max_length=max(limits))
+    return static_beam_search(steps, limits, beam=beam, **options)
 
 
 @torch.inference_mode()
@@ -29,7 +35,7 @@ def both(model: kl.EncoderDecoder, source: Tensor, limits: list[int], **options:
     source = source.to(model.embedding.weight.device)
     reader = Reader(model, source, width=options["beam"], max_length=max(limits))
     cut = [min(limit, reader.max_length) for limit in limits]
-    return static_beam_search(model, source, limits, **options), beam_search(reader, cut, **options)
+    return in_fixed_memory(model, source, limits, **options), beam_search(reader, cut, **options)
 
 
 def same(ours: Found, theirs: Found, rel: float = 1e-9) -> None:
@@ -113,7 +119,7 @@ def test_broken_weights_are_named(device: str) -> None:
     assert model.vocabulary is not None
     model.vocabulary.weight.data.fill_(float("nan"))
     with pytest.raises(InputError, match="NaN"):
-        static_beam_search(model, sources([3]).to(device), [5], beam=3, length_penalty=1.0)
+        in_fixed_memory(model, sources([3]).to(device), [5], beam=3, length_penalty=1.0)
 
 
 @torch.inference_mode()
@@ -174,7 +180,7 @@ def test_half_precision_scores_what_it_finds_as_the_model_does(dtype: torch.dtyp
     model.vocabulary.weight.data.mul_(2)
     source = sources([20, 7, 33, 12], 8000).to("cuda")
     with torch.inference_mode():
-        found = static_beam_search(model, source, [30] * 4, beam=5, length_penalty=1.0, n_best=3)
+        found = in_fixed_memory(model, source, [30] * 4, beam=5, length_penalty=1.0, n_best=3)
         for row, few in zip(source, found, strict=True):
             for each in few:
                 tokens = [*each.tokens, EOS] if each.ended else each.tokens

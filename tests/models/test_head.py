@@ -11,7 +11,7 @@ import kilolayer as kl
 from kilolayer.config import build, table_of
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.config import ModelConfig
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 
 SIZES: dict[str, Any] = {"vocab_size": 11, "dim": 16, "heads": 2, "ffn_dim": 24, "layers": 2}
 TOKENS = torch.tensor([[2, 5, 7, 3, 0, 0], [2, 9, 8, 7, 6, 3], [0, 0, 0, 0, 0, 0]])

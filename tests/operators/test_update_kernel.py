@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from kilolayer.recipes.base import Rates
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import parameter_groups
 from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
@@ -40,7 +41,7 @@ def test_the_kernel_does_what_the_lists_do(
         precise = {parameter: parameter.data for parameter in each.parameters() if parameter.dim() > 1}
         for parameter in precise:
             parameter.data = parameter.data.to(dtype)
-        optimizers.append(Optimizer(each, config, None if dtype == torch.float32 else precise, sums=sums))
+        optimizers.append(Optimizer(each, config, None if dtype == torch.float32 else precise, sums, FAST))
     ours, theirs = optimizers
     third = torch.tensor(1 / 3, device="cuda")
     for step in range(8):

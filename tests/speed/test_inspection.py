@@ -18,8 +18,9 @@ from kilolayer.layers.block import LayerOutput
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm
 from kilolayer.layers.sublayer import Sublayer
-from kilolayer.speed.fast import fast, fast_form, unfused_residuals
+from kilolayer.speed.fast import fast_form, unfused_residuals
 from kilolayer.speed.fast_layer import run_layer
+from kilolayer.speed.runtime import fast
 
 LAYERS = 3
 

@@ -7,7 +7,8 @@ import torch
 from stand_in_pool import StandInPool
 from torch import Tensor, nn
 
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.speed.graph_recorder import GraphRecorder
 
 CPU = torch.device("cpu")
 
@@ -30,9 +31,9 @@ class Sum:
         return True
 
 
-def make_recorder(said: list[str] | None = None) -> tuple[Recorder, StandInPool]:
+def make_recorder(said: list[str] | None = None) -> tuple[GraphRecorder, StandInPool]:
     pool = StandInPool()
-    return Recorder(CPU, "steps run", pytest.fail if said is None else said.append, pool), pool
+    return GraphRecorder(CPU, "steps run", pytest.fail if said is None else said.append, pool), pool
 
 
 def test_each_shape_is_warmed_up_then_recorded_then_replayed() -> None:
@@ -185,9 +186,8 @@ def test_what_is_forgotten_is_warmed_up_again() -> None:
     assert pool.events == ["record", "replay"] * 2
 
 
-def test_without_a_pool_work_is_run_as_it_is() -> None:
-    recorder = Recorder(CPU, "steps run", pytest.fail, None)
-    recorder.drop_if_moved(nn.Linear(1, 1))
+@pytest.mark.parametrize("recorder", [Recorder(CPU), GraphRecorder(CPU, "steps run", pytest.fail, None)])
+def test_without_a_pool_work_is_run_as_it_is(recorder: Recorder) -> None:
+    recorder.drop_if_moved(torch.nn.Linear(1, 1))
     assert [float(recorder.run([Piece("sum", torch.sum, (torch.ones(3),))])) for _ in range(3)] == [3, 3, 3]
-    assert not recorder.recordings
-    assert not recorder.warm
+    assert recorder.replaying is None

@@ -19,7 +19,8 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.generate.config import SearchConfig
-from kilolayer.tasks.token_loss import token_losses
+from kilolayer.runtime.runtime import PLAIN, Runtime
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.translation import task as translation
 from kilolayer.tasks.translation.config import TranslationConfig, TranslationTrainConfig
 from kilolayer.tasks.translation.task import TranslationTask
@@ -72,15 +73,15 @@ def model_for(task: TranslationTask, **options: Any) -> kl.EncoderDecoder:
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("by_operators", [False, True])
+@pytest.mark.parametrize("runtime", [PLAIN, FAST], ids=["plain", "fast"])
 def test_the_loss_is_torchs_cross_entropy_summed_over_labels_that_are_not_padding(
-    smoothing: float, dtype: torch.dtype, by_operators: bool, monkeypatch: pytest.MonkeyPatch
+    smoothing: float, dtype: torch.dtype, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kilolayer.tasks.token_loss.can_fuse_score_statistics", lambda device: by_operators)
+    monkeypatch.setattr("kilolayer.speed.runtime.can_fuse_score_statistics", lambda device: True)
     logits = (3 * torch.randn(3, 7, 11)).to(dtype).requires_grad_()
     labels = torch.randint(1, 11, (3, 7))
     labels[0, 4:], labels[2, :] = 0, 0
-    loss, nll = token_losses(logits, labels, smoothing)
+    loss, nll = runtime.token_losses(logits, labels, smoothing)
     flat, options = logits.float().flatten(0, 1), {"ignore_index": 0, "reduction": "sum"}
     expected = F.cross_entropy(flat, labels.flatten(), label_smoothing=smoothing, **options)
     torch.testing.assert_close(loss.float(), expected, rtol=1e-6, atol=1e-5)
@@ -104,7 +105,7 @@ def test_the_loss_holds_nothing_of_the_size_of_the_logits() -> None:
         logits = F.linear(states, table)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        token_losses(logits, labels, 0.1)[0].backward()
+        FAST.token_losses(logits, labels, 0.1)[0].backward()
         return (torch.cuda.max_memory_allocated() - before) / (2 * logits.numel())
 
     peak()

@@ -18,7 +18,7 @@ from kilolayer.cli.main import main
 from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.training.loop import train
 from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper

@@ -13,7 +13,8 @@ from small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.speed.graph import GraphPool
-from kilolayer.speed.recorder import Recorder
+from kilolayer.speed.graph_recorder import GraphRecorder
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
@@ -48,8 +49,8 @@ def stepper_of(model_options: dict[str, Any] | None = None, **options: Any) -> S
     model = kl.build_model(shape, seed=1, device=device)
     assert isinstance(model, kl.EncoderDecoder)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = Optimizer(model.train(), config, precise, sums=config.accumulate > 1)
-    return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse)
+    optimizer = Optimizer(model.train(), config, precise, config.accumulate > 1, FAST)
+    return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse, runtime=FAST)
 
 
 def refuse(text: str) -> None:
@@ -227,7 +228,7 @@ def test_recorded_validations_find_what_plain_ones_find(kind: Any, tmp_path: Pat
     run = kind(tmp_path / "run", corpus)
     task, device = task_of(run), torch.device("cuda")
     model = kl.build_model(run.config.model, seed=1, device=device)
-    recorder = Recorder(device, "validation runs", pytest.fail, GraphPool(device))
+    recorder = GraphRecorder(device, "validation runs", pytest.fail, GraphPool(device))
     weight = next(weight for weight in model.parameters() if weight.dim() == 2)
     counts = []
     for change in ("nothing", "values", "values", "memory", "nothing"):

@@ -15,6 +15,7 @@ import kilolayer as kl
 from kilolayer import recipes
 from kilolayer.data.windows import TextBatch
 from kilolayer.speed.fast import compile_layers
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.causal_lm.task import CausalLMTask
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
@@ -77,8 +78,8 @@ def stepper_of(model_options: dict[str, Any] | None = None, device: str = "cpu",
     model = kl.build_model(kl.ModelConfig(shape="decoder", **sizes, **(model_options or {})), device, dtype, seed=1)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
     sums = device == "cpu" or config.accumulate > 1
-    optimizer = Optimizer(model.train(), config, precise, sums=sums)
-    return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail)
+    optimizer = Optimizer(model.train(), config, precise, sums, FAST)
+    return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail, runtime=FAST)
 
 
 def test_accumulated_windows_are_one_batch_of_their_union() -> None:

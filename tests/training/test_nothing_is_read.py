@@ -14,7 +14,8 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.embedding import Embedding
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.optimizer import Optimizer, add_lists
@@ -61,7 +62,7 @@ def test_a_step_reads_nothing_back(
     model = kl.build_model(kl.ModelConfig(layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=40, **options), seed=1).train()
     optimizer = Optimizer(model, config, sums=config.accumulate > 1)
     optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
-    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"))
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), runtime=FAST)
     stepper.measures = measured
     stepper.share.fill_(0.1)
     source, labels = torch.randint(4, 40, (3, 5)), torch.randint(4, 40, (3, 6))
@@ -91,7 +92,7 @@ def test_the_loss_of_a_validation_batch_reads_nothing_back(
     monkeypatch.setattr(Embedding, "_check", lambda *_: None)
     run = kind(tmp_path / "run", corpus, model=model)
     task, built = task_of(run), kl.build_model(run.config.model, seed=1)
-    recorder = Watched(torch.device("cpu"), "validation runs", pytest.fail, None)
+    recorder = Watched(torch.device("cpu"))
     assert task.validate(built, 20, recorder) == task.validate(built, 20)
     assert recorder.count
 
@@ -107,7 +108,7 @@ def test_a_step_of_a_classifier_reads_nothing_back(
     model = kl.build_model(run.config.model, seed=1).train()
     optimizer = Optimizer(model, config)
     optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
-    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), loss=task.loss)
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), loss=task.loss, runtime=FAST)
     stepper.share.fill_(0.1)
     parts = next(task.training_batches(1)).parts
     with NothingIsRead():

@@ -17,7 +17,7 @@ from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record,
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
 from kilolayer.parallel.processes import Processes
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics

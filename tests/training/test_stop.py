@@ -25,7 +25,7 @@ from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.data import piece_trainer
 from kilolayer.report import page
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
 from kilolayer.tasks.translation import task as translation
 from kilolayer.tasks.translation.task import TranslationTask
 from kilolayer.training import checkpoint, stop

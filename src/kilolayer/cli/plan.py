@@ -16,7 +16,7 @@ from kilolayer.recipes.base import Description
 from kilolayer.terminal import human_bytes, say
 
 if TYPE_CHECKING:
-    from kilolayer.speed.budget import Budget, Work
+    from kilolayer.runs.budget import Budget, Work
     from kilolayer.tasks.config import RunConfig
 
 
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     whole = read_configuration(options.config, typed)
     config = whole.model
 
-    from kilolayer.speed.budget import budget
+    from kilolayer.runs.budget import budget
 
     work = typical_work(whole, options.length)
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
@@ -92,7 +92,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
 
 def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     """A run's typical batch, with `length` tokens per sequence and side and its beam; for only a model, Work's defaults."""
-    from kilolayer.speed.budget import Work
+    from kilolayer.runs.budget import Work
 
     if isinstance(config, PlanConfig):
         return Work(length=length or Work.length)

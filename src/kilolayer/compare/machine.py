@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kilolayer.data.tokenizer import TokenizerConfig
-from kilolayer.speed.budget import Budget, Work, budget
+from kilolayer.runs.budget import Budget, Work, budget
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.run import choose_device, choose_precision
 

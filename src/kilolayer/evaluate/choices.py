@@ -26,7 +26,7 @@ from kilolayer.evaluate.shared_prefix import Batch, Window, batches, group_by_pr
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.moe.shard import refuse_part
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.runtime import runtime_of
 
 AT_ONCE = 8192
 """Number of continuations that are encoded, sorted and scored together."""
@@ -64,10 +64,10 @@ def score_choices(
     encode = lru_cache(maxsize=16)(vocabulary.encode)
     source, found = iter(choices), []
     with in_mode(model, training=False):
-        written = write_out(model)
+        form = runtime_of(model).decoding_form(model)
     while some := list(islice(source, AT_ONCE)):
         pairs = [encode_pair(encode, context, continuation) for context, continuation in some]
-        scores = score_tokens(written, pairs, length)
+        scores = score_tokens(form, pairs, length)
         for (context, tokens), (_, text), (value, greedy) in zip(pairs, some, scores, strict=True):
             cut = len(context) + len(tokens) > length + 1
             found.append(Likelihood(value, greedy, len(tokens), len(text.encode()), cut))
@@ -93,9 +93,9 @@ def score_tokens(model: Decoder, pairs: Sequence[Pair], length: int) -> list[tup
     owners, windows = np.array([number for number, _ in parts], np.int64), [window for _, window in parts]
     totals, greedy = np.zeros(len(pairs)), np.ones(len(pairs), bool)
     with in_mode(model, training=False):
-        written = write_out(model)
+        form = runtime_of(model).decoding_form(model)
         for batch in batches(windows, group_by_prefix(windows), TOKENS_AT_ONCE[next(model.parameters()).device.type]):
-            values, best = _predictions(written, batch)
+            values, best = _predictions(form, batch)
             np.add.at(totals, owners[batch.windows], values)
             np.logical_and.at(greedy, owners[batch.windows], best)
     return list(zip(totals.tolist(), greedy.tolist(), strict=True))

@@ -17,7 +17,7 @@ from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def measure(
         logits = model(inputs).logits.float().flatten(0, 1)
         return F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="none").double().sum()
 
-    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder = recorder or Recorder(next(model.parameters()).device)
     recorder.drop_if_moved(model)
     total, tokens, size = 0.0, 0, 0
     with in_mode(model, training=False):

@@ -16,7 +16,7 @@ from kilolayer.data.tokenizer import PAD
 from kilolayer.evaluate.likelihood import TextScore
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Rec
         correct = (logits.argmax(dim=-1) == labels) & (labels != PAD)
         return torch.stack([nll.double().sum(), correct.double().sum()])
 
-    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder = recorder or Recorder(next(model.parameters()).device)
     recorder.drop_if_moved(model)
     nll, correct, tokens = 0.0, 0, 0
     with in_mode(model, training=False):

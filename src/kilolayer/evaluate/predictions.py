@@ -17,7 +17,7 @@ from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def predict(
     def scores(tokens: Tensor) -> Tensor:
         return model(tokens, **types_for(model.config, tokens)).logits.float()
 
-    recorder = recorder or Recorder.plain(next(model.parameters()).device)
+    recorder = recorder or Recorder(next(model.parameters()).device)
     recorder.drop_if_moved(model)
     head = model.config.head
     assert head is not None

@@ -18,10 +18,8 @@ import torch
 from torch import Tensor
 
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.stack import Stack
 from kilolayer.layers.view import Placed, make_view
 from kilolayer.models.decoder import Decoder
-from kilolayer.speed.written import WrittenStack
 
 LONGEST_ROW = 2048
 """Maximum number of tokens in a row with branches, because attention compares all positions of a row."""
@@ -148,9 +146,7 @@ def read(model: Decoder, batch: Batch) -> Tensor:
     x = stack.add_positions(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
     view = make_view(stack.positions, placed, stack.product_dtype, real=real)
-    # The fast stacks build their own masks, which do not support branches, so the plain layers run.
-    out = stack.run(x, view) if isinstance(stack, WrittenStack) else Stack.run(stack, x, view)
-    return out.states
+    return stack.run(x, view).states
 
 
 def _mask(batch: Batch, positions: Tensor, branches: Tensor) -> Mask:

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.generate.hypothesis import Hypothesis, refuse_nan
-from kilolayer.generate.reader import EOS, Reads, without_gaps
-from kilolayer.operators.top import top
+from kilolayer.runtime.reader import EOS, Reads, Top, without_gaps
 
 
 @dataclass
@@ -79,7 +78,7 @@ def beam_search(
     reader.branch(torch.zeros_like(tokens))
     for length in range(1, max(limits) + 1):
         log_probabilities = reader.read(tokens)
-        candidates, parents, tokens = _continuations(log_probabilities, totals, beam)
+        candidates, parents, tokens = _continuations(log_probabilities, totals, beam, reader.top)
         written = torch.cat([reorder_by_parent(written, parents), tokens[..., None]], dim=2)
         ends = tokens == EOS
         over = advance(running, length, candidates, written, ends)
@@ -97,7 +96,7 @@ def beam_search(
     return [sentence.best for sentence in sentences]
 
 
-def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int) -> tuple[Tensor, Tensor, Tensor]:
+def _continuations(log_probabilities: Tensor, totals: Tensor | None, beam: int, top: Top) -> tuple[Tensor, Tensor, Tensor]:
     """The 2 beam best continuations of each sentence: totals, parents and tokens, each [batch, continuations]."""
     if totals is not None:
         log_probabilities = log_probabilities.add_(totals[..., None])

@@ -14,14 +14,13 @@ from torch import Tensor
 
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import PAD
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.search import Choose, extend_hypotheses, make_reader
+from kilolayer.generate.search import Choose, extend_hypotheses
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.moe.shard import refuse_part
-from kilolayer.operators.top import top
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.reader import PAD, Reads, Top
+from kilolayer.runtime.runtime import runtime_of
 
 AT_ONCE = 64  # continuations that are decoded in parallel
 
@@ -60,7 +59,8 @@ def continue_texts(
     numbers = uniforms(config.seed or 0, range(len(texts)) if indices is None else indices, config.n_best, config.max_length(0))
     refuse_part(model)
     with in_mode(model, training=False):
-        _continue_lines(write_out(model), lines, config, numbers.to(next(model.parameters()).device), context, on_token)
+        form = runtime_of(model).decoding_form(model)
+        _continue_lines(form, lines, config, numbers.to(next(model.parameters()).device), context, on_token)
     found: list[list[Hypothesis]] = [[] for _ in texts]
     for line in lines:
         found[line.text].append(Hypothesis(line.written, line.log_probability, line.log_probability, line.ended))
@@ -80,7 +80,8 @@ def _continue_lines(
     while open_ := [line for line in lines if not line.ended and len(line.written) < most]:
         for batch in _batches(open_, padded=model.config.max_length is None):
             limits = [min(most - len(line.written), context - len(line.window) + 1) for line in batch]
-            _extend(model, batch, limits, _chooser(batch, config, numbers, on_token))
+            reader = _reader(model, batch, max(limits))
+            _extend(reader, batch, limits, _chooser(reader.top, batch, config, numbers, on_token))
         for line in open_:
             line.window = line.window[-max(1, context // 2) :]
 
@@ -96,11 +97,15 @@ def _batches(lines: list[_Line], *, padded: bool) -> Iterator[list[_Line]]:
         rest = rest[count:]
 
 
-def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choose) -> None:
-    """Continue each line up to its limit."""
+def _reader(model: Decoder, lines: list[_Line], max_length: int) -> Reads:
     width = max(len(line.window) for line in lines)
     source = torch.tensor([line.window + [PAD] * (width - len(line.window)) for line in lines])
-    reader = make_reader(model, source.to(next(model.parameters()).device), width=1, max_length=max(limits))
+    source = source.to(next(model.parameters()).device)
+    return runtime_of(model).reader(model, source, width=1, max_length=max_length)
+
+
+def _extend(reader: Reads, lines: list[_Line], limits: list[int], choose: Choose) -> None:
+    """Continue each line up to its limit."""
     for line, (found,) in zip(lines, extend_hypotheses(reader, limits, 1, choose), strict=True):
         line.written += found.tokens
         line.window += found.tokens
@@ -108,7 +113,9 @@ def _extend(model: Decoder, lines: list[_Line], limits: list[int], choose: Choos
         line.ended = found.ended
 
 
-def _chooser(lines: list[_Line], config: SearchConfig, numbers: Tensor, on_token: Callable[[int], None] | None) -> Choose:
+def _chooser(
+    top: Top, lines: list[_Line], config: SearchConfig, numbers: Tensor, on_token: Callable[[int], None] | None
+) -> Choose:
     """The function that chooses the next tokens. The number of a draw identifies the sample and the token within it."""
     texts, samples, done = torch.tensor(
         [[line.text, line.sample, len(line.written)] for line in lines], device=numbers.device

@@ -12,17 +12,14 @@ from kilolayer.errors import InputError
 from kilolayer.generate.beam import beam_search
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import EOS, PAD, Reader, Reads, without_gaps
 from kilolayer.generate.sample import draw, uniforms
-from kilolayer.generate.static import StaticReader
 from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.moe.shard import refuse_part
-from kilolayer.operators.top import top
-from kilolayer.speed.inspection import has_hooks
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.reader import EOS, PAD, Reads, without_gaps
+from kilolayer.runtime.runtime import runtime_of
 
 __all__ = ["Hypothesis", "beam_search", "generate", "greedy", "sample"]
 
@@ -58,26 +55,14 @@ def generate(
     refuse_part(model)
     with in_mode(model, training=False):
         limits = [config.max_length(length) for length in lengths]
-        if config.method == "beam" and isinstance(model, EncoderDecoder) and is_recorded(model):
-            return static_beam_search(model, source, limits, **_beam_options(config))
-        reader = make_reader(model, source, width=config.width, max_length=max(limits))
+        runtime = runtime_of(model)
+        if config.method == "beam":
+            steps = runtime.beam_steps(model, source, beam=config.width, max_length=max(limits))
+            if steps is not None:
+                return static_beam_search(steps, limits, **_beam_options(config))
+        reader = runtime.reader(model, source, width=config.width, max_length=max(limits))
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
-
-
-def is_recorded(model: EncoderDecoder | Decoder) -> bool:
-    """Whether steps are recorded as CUDA graphs in memory of fixed shape: on a GPU, if the model has no hooks to call.
-
-    A model with experts sharded over processes, whose shapes vary, must have been refused before.
-    """
-    return next(model.parameters()).device.type == "cuda" and not has_hooks(model)
-
-
-def make_reader(model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:
-    """The fastest reader for `width` hypotheses of each source, int64 [batch, length]."""
-    if is_recorded(model):
-        return StaticReader(model, source, width=width, max_length=max_length)
-    return Reader(write_out(model), source, width=width, max_length=max_length)
 
 
 def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:
@@ -104,7 +89,7 @@ def _beam_options(config: SearchConfig) -> dict[str, Any]:
 
 def greedy(reader: Reads, limits: list[int]) -> list[list[Hypothesis]]:
     """Choose the most probable token at each step."""
-    return extend_hypotheses(reader, limits, 1, lambda log_probabilities, rows, step: top(log_probabilities[:, 0], 1)[1])
+    return extend_hypotheses(reader, limits, 1, lambda log_probabilities, rows, step: reader.top(log_probabilities[:, 0], 1)[1])
 
 
 def sample(

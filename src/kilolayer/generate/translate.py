@@ -13,10 +13,10 @@ from torch import Tensor
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.reader import EOS, PAD
 from kilolayer.generate.search import generate
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.reader import EOS, PAD
+from kilolayer.runtime.runtime import runtime_of
 
 BREAKS = str.maketrans("\r\n", "  ")  # byte fallback can produce them, and they would add lines to the output
 
@@ -63,7 +63,7 @@ def translate_lines(
             f"max_source_length leaves {room} of {longest} tokens for a line after its tag and end",
             fix="raise max_source_length",
         )
-    model = write_out(model)
+    model = runtime_of(model).decoding_form(model)
     iterator, start = iter(lines), 0
     while window := list(islice(iterator, config.window)):
         encoded = tokenizer.encode(window)

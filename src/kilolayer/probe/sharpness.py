@@ -12,8 +12,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.model import Model
-from kilolayer.operators.kernels import disabled
 from kilolayer.probe.propagation import Loss
+from kilolayer.runtime.runtime import PLAIN
 
 Vector = list[Tensor]
 """A vector over all parameters: one tensor for each."""
@@ -54,8 +54,8 @@ def sharpness(
     parameters = trained_parameters(model)
     roots = None if denominators is None else [each.to(p).sqrt() for each, p in zip(denominators, parameters, strict=True)]
     # The fused forms of attention and of the loss cannot be differentiated twice.
-    with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), disabled("loss"), torch.enable_grad():
-        gradients = torch.autograd.grad(loss(model), parameters, create_graph=True, materialize_grads=True)
+    with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+        gradients = torch.autograd.grad(loss(PLAIN.bind(model)), parameters, create_graph=True, materialize_grads=True)
         # A constant gradient, as of a weight that enters linearly, has no graph to differentiate again.
         bent = [place for place, gradient in enumerate(gradients) if gradient.requires_grad]
 

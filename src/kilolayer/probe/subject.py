@@ -73,4 +73,4 @@ def starting_model(config: RunConfig, task: Task, device: torch.device) -> Model
         # No file in the folder is read or written: the trainer uses it only for checkpoints.
         trainer = Trainer(Run(Path(), replace(config, train=train)), task)
         trainer.start_weights()
-    return trainer.model.eval()
+    return trainer.run.runtime.bind(trainer.model.eval())

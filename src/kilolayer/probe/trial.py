@@ -63,6 +63,7 @@ class Trial:
             trainer.routing,
             trainer.processes,
             task.loss,
+            trainer.run.runtime,
         )
 
     @property

@@ -26,13 +26,14 @@ from kilolayer.layers.view import Placed, make_rotation, make_view
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.operators.step_attention import can_run_step_attention
+from kilolayer.runtime.reader import PAD
+from kilolayer.runtime.recorder import Piece
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.graph import GraphPool
-from kilolayer.speed.recorder import Piece, Recorder, memory_key
+from kilolayer.speed.graph_recorder import GraphRecorder, memory_key
 from kilolayer.speed.static_keys import StaticKeys
 
-PAD = 0
 SIZES = 4
 """Number of batch sizes whose buffers are kept for each model."""
 
@@ -175,7 +176,7 @@ class StaticDecoders:
         # If the model is already a fast form, a copy: a reference to the model itself, which is the key, would keep it alive.
         self.form = copy.copy(form) if form is model else form
         self.decoders: OrderedDict[Hashable, StaticDecoder] = OrderedDict()
-        self.recorder: Recorder | None = None
+        self.recorder: GraphRecorder | None = None
 
     def decoder(self, kind: type[AnyDecoder], model: EncoderDecoder | Decoder, size: Size) -> AnyDecoder:
         """The decoder of this size; a new one if the model's weights have moved in memory."""
@@ -213,7 +214,7 @@ class StaticDecoders:
     def _run(self, device: torch.device, piece: Piece) -> None:
         if self.recorder is None or self.recorder.device != device:
             pool = GraphPool(device) if device.type == "cuda" else None
-            self.recorder = Recorder(device, "decoding runs", lambda text: warnings.warn(text, stacklevel=2), pool)
+            self.recorder = GraphRecorder(device, "decoding runs", lambda text: warnings.warn(text, stacklevel=2), pool)
         self.recorder.run([piece])
 
 

@@ -3,52 +3,21 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError, unknown
 from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
 from kilolayer.layers.stack import Stack
-from kilolayer.operators import kernels
 from kilolayer.operators.few_rows import linear
-from kilolayer.speed.compiler import BUDGETS, Recompute
+from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast_layer import why_unfused
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.inspection import LAYERS
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-logger = logging.getLogger(__name__)
-
-
-def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none") -> AnyModule:  # noqa: A002, as in torch
-    """A faster form of `model` that shares its parameters: nothing is copied, and the state dict is the same.
-
-    model: an Encoder, Decoder or EncoderDecoder, or a module that contains one, on the device where it will run.
-    compile: compile the layers for training, once per kind of layer, at the first step; only on a GPU.
-    recompute: keep less of each layer for the backward pass and recompute the rest: "selective", or "layer" to keep only its
-    input.
-    Layers that contain modules of your own, or have a hook, run unchanged; this is logged once.
-    """
-    if recompute not in tuple(BUDGETS):
-        raise unknown(str(recompute), BUDGETS, kind="recompute")
-    stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    if not stacks:
-        raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")
-    device = next(stacks[0].parameters()).device
-    form = fast_form(model, recompute)
-    reason = why_not_fast(device)
-    if reason is not None:
-        logger.warning("layers run as plain modules, because %s", reason)
-        return form
-    for text in unfused_residuals(form):
-        logger.warning(text)
-    if compile:
-        compile_layers(form)
-    return form
 
 
 def unfused_residuals(form: nn.Module) -> list[str]:
@@ -61,11 +30,6 @@ def unfused_residuals(form: nn.Module) -> list[str]:
             if reason is not None:
                 texts.append(f"layers of the {stack.side} add their residuals without a kernel, because {reason}")
     return texts
-
-
-def why_not_fast(device: torch.device) -> str | None:
-    """Why kernels and compiled layers cannot be used on this device; None if they can."""
-    return f"the model is on {device.type}" if device.type != "cuda" else kernels.why_no_kernels()
 
 
 def compile_layers(form: nn.Module, backend: str = "inductor") -> None:

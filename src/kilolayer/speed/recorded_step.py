@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 from kilolayer.errors import InputError, OptionError
 from kilolayer.layers.modules import tensors_of
 from kilolayer.moe.shard import expert_group
+from kilolayer.runtime.recorder import Piece
 from kilolayer.speed.graph import GraphPool
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.speed.graph_recorder import GraphRecorder
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class RecordedStep:
         self.step, self.model, self.optimizer = step, model, optimizer
         self.tensors = tensors_of(model)
         self.weights = [weight for group in optimizer.param_groups for weight in group["params"]]
-        self.recorder = Recorder(self.tensors[0].device, "steps run", logger.warning, pool)
+        self.recorder = GraphRecorder(self.tensors[0].device, "steps run", logger.warning, pool)
         self._updated = False
         self._followed: Hashable = None
         self._gradients: list[Tensor] = []  # buffers that recordings add to, kept alive even if `.grad` is replaced

@@ -10,10 +10,11 @@ import torch
 from kilolayer.models.model import Model
 from kilolayer.moe.shard import expert_group
 from kilolayer.operators.kernels import why_no_kernels
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.graph import GraphPool
-from kilolayer.speed.recorder import Recorder
+from kilolayer.speed.graph_recorder import GraphRecorder
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 
@@ -24,7 +25,7 @@ def training_form(
     """The fast form of `model` and the recorder that runs its steps; with `eager`, or on the CPU, layers are not compiled."""
     form = fast_form(model, recompute)
     records = device.type == "cuda" and not eager and _compile(form, say)
-    return form, Recorder(device, "steps run", say, GraphPool(device) if records else None)
+    return form, GraphRecorder(device, "steps run", say, GraphPool(device)) if records else Recorder(device)
 
 
 def _compile(form: Model, say: Callable[[str], None]) -> bool:

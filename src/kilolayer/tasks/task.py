@@ -14,7 +14,7 @@ from kilolayer import hints
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.other_text import OtherText

@@ -11,7 +11,7 @@ from pathlib import Path
 from kilolayer import hints
 from kilolayer.models.fit import number_of_tensors
 from kilolayer.parallel.processes import Processes
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.terminal import counted
 from kilolayer.training import checkpoint
@@ -147,6 +147,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.routing,
         trainer.processes,
         trainer.task.loss,
+        trainer.run.runtime,
     )
     validation = stepper.recorder.sharing_pool("validation runs")
     # A validation that was interrupted by a signal before the run was resumed.

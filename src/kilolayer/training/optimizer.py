@@ -7,21 +7,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.shard import expert_group
-from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.parallel.collectives import sum_over
+from kilolayer.runtime.runtime import PLAIN, Runtime
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.checkpoint import check_alike
 from kilolayer.training.parameter_groups import trained_weights
-
-if TYPE_CHECKING:
-    from kilolayer.operators.update_kernel import UpdateKernel
 
 AT_ONCE = 64
 ALIGNMENT = 64  # elements; each tensor's part of a flat buffer starts where wide loads are possible
@@ -100,9 +96,14 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: nn.Module, config: TrainConfig, precise: Mapping[nn.Parameter, Tensor] | None = None, sums: bool = False
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        precise: Mapping[nn.Parameter, Tensor] | None = None,
+        sums: bool = False,
+        runtime: Runtime = PLAIN,
     ) -> None:
-        """precise: the weights of a reduced-precision model before rounding.
+        """precise: the weights of a reduced-precision model before rounding. runtime: may have a kernel for the update.
 
         sums: accumulate gradients in one buffer, which is needed for several batches per step and is faster on the CPU. A
         weight without a gradient then has the gradient 0.
@@ -118,7 +119,8 @@ class Optimizer:
                 group.keep_sums()
             if sums and group.masters is None and self.device.type == "cpu":
                 group.join_weights()
-        self.kernel = _make_kernel(self.groups, config) if self.device.type == "cuda" else None
+        beta1, beta2, decoupled = config.beta1, config.beta2, config.decoupled
+        self.kernel = runtime.update_kernel(self.groups, beta1=beta1, beta2=beta2, decoupled=decoupled)
         self.lr = torch.tensor(config.lr, dtype=torch.float64, device=self.device)
         self.taken = torch.zeros((), dtype=torch.float64, device=self.device)
 
@@ -306,14 +308,6 @@ def update_lists(group: Group, factors: list[float], config: TrainConfig) -> Non
         if group.masters is not None:
             rounded: list[Tensor] = [group.weights[index] for index in present]
             torch._foreach_copy_(rounded, [group.masters[index] for index in present])
-
-
-def _make_kernel(groups: list[Group], config: TrainConfig) -> UpdateKernel | None:
-    if why_no_kernels() is not None:
-        return None
-    from kilolayer.operators.update_kernel import UpdateKernel
-
-    return UpdateKernel(groups, beta1=config.beta1, beta2=config.beta2, decoupled=config.decoupled)
 
 
 def _group(model: nn.Module, config: TrainConfig) -> list[Group]:

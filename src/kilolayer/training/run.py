@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
@@ -36,7 +36,7 @@ from kilolayer.models.fit import find_misfit, number_of_tensors
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
 from kilolayer.parallel.launch import is_restart, launch
-from kilolayer.speed.written import write_out
+from kilolayer.runtime.runtime import Runtime
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
@@ -45,6 +45,7 @@ from kilolayer.tasks.task import Task, Vocabulary, digest_of
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen, choose, load_chosen
+from kilolayer.training.chosen_runtime import choose_runtime
 from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.saved_state import fitted
 
@@ -55,10 +56,11 @@ UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTA
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and the configuration in it."""
+    """A run folder and the configuration in it. runtime: how its models are trained and used."""
 
     folder: Path
     config: RunConfig
+    runtime: Runtime = field(default_factory=choose_runtime, compare=False, repr=False)
 
     @property
     def checkpoints(self) -> Path:
@@ -137,7 +139,7 @@ class Run:
         model = build_model(self.config.model, device="meta", seed=0)
         check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
         model.materialise("cpu").load_state_dict(weights)
-        return model.to(device).eval()
+        return self.runtime.bind(model.to(device).eval())
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
         """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
@@ -150,9 +152,10 @@ class Run:
             model = fold(model)
         if precision == "bf16":
             model.lower(torch.bfloat16)
+        model = self.runtime.bind(model)  # folded, it may be another
         if precision == "int8":
             assert isinstance(model, EncoderDecoder | Decoder)
-            return write_out(model, int8=True)
+            return self.runtime.decoding_form(model, int8=True)
         return model
 
     def weights(self, vocabulary: Vocabulary | None, chosen: Chosen | None = None) -> dict[str, torch.Tensor]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.parallel.processes import Processes
-from kilolayer.speed.recorder import Piece
-from kilolayer.speed.steps import training_form
+from kilolayer.runtime.recorder import Piece
+from kilolayer.runtime.runtime import PLAIN, Runtime
 from kilolayer.tasks.task import Batch, Loss
 from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
@@ -52,7 +52,8 @@ class Stepper:
     """Takes training steps with a model and its optimizer. Nothing is read from the device before a step has ended.
 
     Each of several `processes` has its own batches; the gradients are summed before the update, which is the same on all.
-    recorder: runs the pieces of a step, directly or as captured CUDA graphs. loss: the task's loss; by default that of tokens.
+    loss: the task's loss; by default that of tokens. runtime: makes the form of the model that is trained, and the recorder
+    that runs the pieces of a step, directly or as captured CUDA graphs.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Stepper:
         routing: RoutingMeter | None = None,
         processes: Processes | None = None,
         loss: LossFunction | None = None,
+        runtime: Runtime = PLAIN,
     ) -> None:
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard = guard
@@ -79,7 +81,7 @@ class Stepper:
         self.measured = torch.zeros(5, dtype=torch.float64, device=device)
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart = True
-        self.form, self.recorder = training_form(model, device, say, eager=config.eager, recompute=config.recompute)
+        self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """Take one optimizer step on `batches` of all processes; with `norms`, also measure each layer."""

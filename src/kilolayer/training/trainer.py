@@ -147,7 +147,7 @@ class Trainer:
             if weight in precise and not weight.requires_grad
         }
         sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
-        self.optimizer = Optimizer(self.model, self.config, precise or None, sums=sums)
+        self.optimizer = Optimizer(self.model, self.config, precise or None, sums, self.run.runtime)
         self.watch = StackWatch(self.model, self.optimizer, self.config)
         if saved is not None:
             self.restore(saved)

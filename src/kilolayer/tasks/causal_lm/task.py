@@ -19,7 +19,7 @@ from kilolayer.evaluate.likelihood import TextLoss, TextScore, measure
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.models.decoder import Decoder
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask

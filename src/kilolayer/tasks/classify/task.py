@@ -24,7 +24,7 @@ from kilolayer.evaluate.predictions import LabelLoss, measure_labels, predict, t
 from kilolayer.files.writing import write
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.head import Head
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks import registry
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.other_text import OtherText

@@ -22,11 +22,11 @@ from kilolayer.evaluate.masked_likelihood import MaskedLoss, measure_masked
 from kilolayer.generate.fill import decode_with_masks
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
-from kilolayer.speed.recorder import Recorder
+from kilolayer.runtime.recorder import Recorder
+from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask
-from kilolayer.tasks.token_loss import token_losses
 
 SAMPLES, SHOWN = 5, 100  # in the report: texts, and tokens of each
 
@@ -128,5 +128,5 @@ def masked_loss(model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool,
     inputs, labels = inputs_of(parts)
     output = model(**inputs, hidden_states=hidden_states)
     assert output.logits is not None
-    total, nll = token_losses(output.logits, labels, smoothing)
+    total, nll = runtime_of(model).token_losses(output.logits, labels, smoothing)
     return Loss(total, nll, (labels != PAD).sum(), output)

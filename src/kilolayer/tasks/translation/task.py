@@ -31,10 +31,11 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.task import Answers, Loss, Task
-from kilolayer.tasks.token_loss import token_loss, token_losses
+from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scores_of, write_translations
 
@@ -179,7 +180,7 @@ class TranslationTask(Task[TranslationConfig]):
         """
         if not self.corpora.valid:
             return None
-        recorder = recorder or Recorder.plain(next(model.parameters()).device)
+        recorder = recorder or Recorder(next(model.parameters()).device)
         recorder.drop_if_moved(model)
         parts: dict[str, tuple[float, int, TranslationValidation]] = {}
         with in_mode(model, training=False):
@@ -249,7 +250,7 @@ class TranslationTask(Task[TranslationConfig]):
     @torch.inference_mode()
     def _nll(self, model: EncoderDecoder, parts: tuple[Tensor, ...], recorder: Recorder) -> float:
         def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-            return token_losses(model(source, target).logits, labels, 0.0)[1]
+            return runtime_of(model).token_losses(model(source, target).logits, labels, 0.0)[1]
 
         return float(recorder.run([Piece("nll", nll, parts)], restart=lambda: True))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kilolayer.generate.reader import BOS, allowed_length, log_probabilities, right_aligned
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.operators.top import top
+from kilolayer.runtime.reader import BOS, allowed_length, log_probabilities, right_aligned
 from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
 
 
@@ -28,6 +29,7 @@ class StaticReader:
     """Reads in memory of fixed shape. Finished sentences keep their row, and their results are ignored."""
 
     def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
+        self.top = top
         reads_source = isinstance(model, EncoderDecoder)
         text = source if reads_source else right_aligned(source)
         length = text.shape[1] if reads_source else text.shape[1] - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,9 +14,10 @@ from kilolayer.layers.cache import Cache
 from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.decoding import PAD
 
-BOS, EOS = 2, 3
+PAD, BOS, EOS = 0, 2, 3
+Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""The largest of each row, largest first, and their places: [rows, numbers] and a count to two times [rows, count]."""
 
 
 class Reads(Protocol):
@@ -23,10 +25,12 @@ class Reads(Protocol):
 
     first: int64 [batch, 1], the token that each sentence starts with.
     max_length: the maximum number of tokens that may follow it.
+    top: finds the best of what was read.
     """
 
     first: Tensor
     max_length: int
+    top: Top
 
     def branch(self, parents: Tensor) -> None:
         """Make the next tokens continue these hypotheses: int64 [batch, hypotheses]."""
@@ -41,11 +45,38 @@ class Reads(Protocol):
         ...
 
 
+class BeamSteps(Protocol):
+    """The steps of a beam search that chooses on the device, for a search that reads what was chosen one step behind.
+
+    rows: of what it chooses; those beyond the batch are to be ignored.
+    max_length: the maximum number of tokens of a hypothesis.
+    """
+
+    rows: int
+    max_length: int
+
+    def take_step(self) -> None:
+        """Start the next step: read the open hypotheses, rank their continuations, and keep the best of them open."""
+        ...
+
+    def receive(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The continuations of a step, the last or the one before, best first: totals, parents and tokens [rows, 2 beam]."""
+        ...
+
+
+def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of each row, largest first, and their places: [rows, numbers] to two times [rows, count]."""
+    best, places = values.topk(count, dim=1)
+    return best, places
+
+
 class Reader:
     """Reads with a key-value cache that grows at each step."""
 
-    def __init__(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> None:
-        self.model = model
+    def __init__(
+        self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int, top: Top = largest
+    ) -> None:
+        self.model, self.top = model, top
         before = 0 if isinstance(model, EncoderDecoder) else source.shape[1] - 1
         max_length = self.max_length = allowed_length(model, max_length, before)
         self.cache: Cache = model.new_cache(before + 1 + width * (max_length - 1))

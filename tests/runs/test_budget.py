@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
 from kilolayer.operators import kernels
-from kilolayer.speed.budget import Work, budget
+from kilolayer.runs.budget import Work, budget
 from kilolayer.speed.fast import fast_form
 
 WORK = Work(batch=3, length=10, beam=2, precision="fp32")

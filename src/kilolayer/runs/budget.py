@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
@@ -26,12 +22,8 @@ from kilolayer.models.model import Model, lower
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
-from kilolayer.operators import kernels
-from kilolayer.speed.fast import fast_form
-from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
-from kilolayer.speed.fast_stack import FastStack
-from kilolayer.speed.fast_view import FastView
-from kilolayer.speed.state import State
+from kilolayer.runtime.runtime import Runtime
+from kilolayer.training.chosen_runtime import choose_runtime
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -124,8 +116,11 @@ class Budget:
         return 3 * self.forward_flops_per_token
 
 
-def budget(config: ModelConfig, work: Work) -> Budget:
-    """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
+def budget(config: ModelConfig, work: Work, runtime: Runtime | None = None) -> Budget:
+    """The cost of the model that `config` describes on the batch `work`; nothing is allocated.
+
+    runtime: what the model is trained by; by default what a run chooses.
+    """
     width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
     experts = 1 if config.moe is None else config.moe.top_k
     if work.batch * work.length * width * experts > LARGEST_TENSOR:
@@ -137,19 +132,19 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _budget(config, work)
+        return _budget(config, work, runtime or choose_runtime())
     finally:
         if collects:
             gc.enable()
 
 
-def _budget(config: ModelConfig, work: Work) -> Budget:
+def _budget(config: ModelConfig, work: Work, runtime: Runtime) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     master = 0 if work.precision == "fp32" else 4
     flops = _forward_flops(model.stacks(), config, work)
-    kept, recomputed = _activations(model, config, work)
+    kept, recomputed = _activations(model, config, work, runtime)
     logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
     training = Training(
         weights=total * size,
@@ -206,13 +201,12 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     return flops
 
 
-def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, int]:
+def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime) -> tuple[int, int]:
     """Bytes kept for the backward pass: with all activations of all layers, and with only the input of each layer."""
-    form, dtype = fast_form(model), DTYPES[work.precision]
+    dtype = DTYPES[work.precision]
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
-    for stack in form.stacks():
-        assert isinstance(stack, FastStack)
+    for stack in model.stacks():
         lower(stack.positions, dtype, RESIDUAL)
         layers = len(stack.blocks)
         stream = layers * stack.stream.states_kept * state
@@ -222,7 +216,7 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
             first = next(block for block in stack.layers() if _kind_of(block) == kind)
             for block in (stack.layers()[0], first):  # a stack takes the dtype of its products from its first layer
                 lower(block, dtype, RESIDUAL)
-            layer, shared = _layer_activations(stack, first, config, work)
+            layer, shared = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
             kept += count * layer
             largest = max(largest, layer)
         kept += shared + stream
@@ -237,84 +231,12 @@ def _kind_of(block: Block) -> tuple[type, tuple[bool, ...]]:
     )
 
 
-def _layer_activations(stack: FastStack, block: Block, config: ModelConfig, work: Work) -> tuple[int, int]:
-    """Bytes kept for the backward pass by one layer, and by what all layers share; from a forward pass on the meta device."""
+def _layer_inputs(block: Block, config: ModelConfig, work: Work) -> tuple[Sequences, Sequences | None]:
+    """The input of a layer, and the encoder's output for a layer that reads it, on the meta device."""
     x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
     real = torch.ones(work.batch, work.length, device="meta", dtype=torch.bool) if config.pad_id is not None else None
-    inputs, memory = Sequences(x, real), None
-    if isinstance(block, CrossBlock):
-        memory = Sequences(torch.empty_like(x, requires_grad=True), real)
-    saved: list[Tensor] = []
-
-    def keep(tensor: Tensor) -> Tensor:
-        saved.append(tensor)
-        return tensor
-
-    with kernels.assumed(), AsCompiled():
-        _, view = stack.prepare_inputs(inputs, memory, None)
-        # Layers of the same kind are alike: the layer before this one prepares its input as this one does for the next.
-        following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
-        if isinstance(stack.stream, Latest):
-            state = first_state(block, x, stack.product_dtype, following)
-        else:
-            state = State.of(stack.stream.read(stack.stream.begin(x), 0))
-        seeds = (
-            torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
-        )
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            run_layer(block, state, view, None, following, seeds)
-    shared = list(_tensors(view))
-    given = [*block.parameters(), *block.buffers(), *shared, *([] if real is None else [real])]
-    given += [] if memory is None else [memory.states]
-    others = {tensor.untyped_storage()._cdata for tensor in given}
-    kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
-    return sum(kept.values()), sum(tensor.untyped_storage().nbytes() for tensor in shared)
-
-
-class AsCompiled(TorchFunctionMode):
-    """Makes operations on the meta device keep the same tensors for the backward pass as fused kernels and compiled code.
-
-    Without it, SDPA on the meta device would keep the whole score matrix, and dropout a mask of floats.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return _FusedAttention.apply(*args)
-        if func is F.dropout and kwargs and kwargs.get("training") and kwargs.get("p"):
-            return _CompiledDropout.apply(args[0])
-        return func(*args, **(kwargs or {}))
-
-
-class _CompiledDropout(torch.autograd.Function):
-    """Dropout that keeps its mask with one byte per element."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
-        return torch.empty_like(x)
-
-
-class _FusedAttention(torch.autograd.Function):
-    """Attention that keeps queries, keys, values, the output, and one fp32 number per head and query."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = torch.empty_like(query)
-        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
-        return out
-
-
-def _tensors(view: FastView) -> Iterator[Tensor]:
-    """The tensors that all layers of a stack share and keep: masks, rotary tables, and the encoder's output if it is rounded.
-
-    If it is not rounded, it is already counted as an activation of the encoder.
-    """
-    masks = [view.key_bias, view.source_key_bias]
-    if not view.short:
-        masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
-    tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
-    rounded = [] if view.source is None or view.source.rounded is view.source.precise else [view.source.rounded]
-    yield from (tensor for tensor in (*masks, *tables, *rounded) if tensor is not None)
+    memory = Sequences(torch.empty_like(x, requires_grad=True), real) if isinstance(block, CrossBlock) else None
+    return Sequences(x, real), memory
 
 
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:

@@ -4,63 +4,36 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kilolayer.layers.modules import tensors_of
+from kilolayer.runtime.recorder import AroundCapture, Piece, Recorder, Restart
 from kilolayer.speed.graph import GraphPool, Recording
 
-Restart = Callable[[], bool]
-AroundCapture = Callable[[], AbstractContextManager[None]]
 
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of work, `function(*inputs)`, that reads nothing back from the device.
-
-    name: distinguishes it from other pieces with inputs of the same shapes; None if it must not be recorded.
-    """
-
-    name: Hashable | None
-    function: Callable[..., Any]
-    inputs: tuple[Tensor, ...] = ()
-
-    @property
-    def key(self) -> Hashable:
-        """The shape key: one recording can be used for all pieces with the same key."""
-        return self.name, *(tuple(each.shape) for each in self.inputs)
-
-
-class Recorder:
-    """Runs work. On a GPU, the first run of each shape key is a warm-up, the second is recorded, and all later ones replay it.
+class GraphRecorder(Recorder):
+    """Records work. The first run of each shape key is a warm-up, the second is recorded, and all later ones replay it.
 
     subject: the beginning of the message about a fallback, such as "steps run".
     pool: the memory of the recordings; None if nothing is recorded.
-    before_run: called at the beginning of each run. replaying: the piece that was most recently replayed in the last run.
     """
 
     def __init__(self, device: torch.device, subject: str, say: Callable[[str], None], pool: GraphPool | None) -> None:
-        self.device, self.subject, self.say, self.pool = device, subject, say, pool
+        super().__init__(device)
+        self.subject, self.say, self.pool = subject, say, pool
         self.warm: set[Hashable] = set()
         self.recordings: dict[Hashable, Recording] = {}
-        self.before_run: Callable[[], None] | None = None
-        self.replaying: Piece | None = None
         self._followed: tuple[weakref.ref[nn.Module], Hashable] | None = None
         if pool is not None:
             pool.recordings.append(self.recordings)
 
-    @classmethod
-    def plain(cls, device: torch.device) -> Recorder:
-        """A recorder that records nothing."""
-        return cls(device, "work runs", print, None)
-
-    def sharing_pool(self, subject: str) -> Recorder:
+    def sharing_pool(self, subject: str) -> GraphRecorder:
         """A recorder for other work in the same memory pool; each falls back independently of the other."""
-        return Recorder(self.device, subject, self.say, self.pool)
+        return GraphRecorder(self.device, subject, self.say, self.pool)
 
     def run(
         self,
@@ -70,24 +43,19 @@ class Recorder:
         restart: Restart | None = None,
         around_capture: AroundCapture = nullcontext,
     ) -> Any:
-        """Run the pieces in order; return the result of the last one, which is valid until the next run.
-
-        gradients: the pieces compute gradients. restart: undoes what the pieces have done so far, so that they can be run again
-        after memory has been freed; returns False if it is too late for that. Without it, they are not run again.
-        around_capture: a context that is entered while a piece is captured.
-        """
+        """As `Recorder.run`, from recordings where there are any."""
         self.replaying = None
         if self.before_run is not None:
             self.before_run()
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             if self.pool is None:
-                return self._run_plainly(pieces)
+                return self.call(pieces)
             named = [piece for piece in pieces if piece.name is not None]
             if self.warm.issuperset(piece.key for piece in named):
                 if self._record(self.pool, named, around_capture, restart):
                     return self._replay(pieces)
                 if self.pool is None:
-                    return self._run_plainly(pieces)
+                    return self.call(pieces)
             return self._warm_up(self.pool, pieces, gradients, restart)
 
     def drop(self, pieces: Iterable[Piece]) -> None:
@@ -110,18 +78,12 @@ class Recorder:
             self.drop_all()
             self._followed = followed
 
-    def _run_plainly(self, pieces: Sequence[Piece]) -> Any:
-        found = None
-        for piece in pieces:
-            found = piece.function(*(each.to(self.device, non_blocking=True) for each in piece.inputs))
-        return found
-
     def _warm_up(self, pool: GraphPool, pieces: Sequence[Piece], gradients: bool, restart: Restart | None) -> Any:
         """Run the pieces without recording, so that kernels are compiled and chosen; if memory runs out, drop recordings."""
         with pool.on_stream() if gradients else nullcontext():
             while True:
                 try:
-                    found = self._run_plainly(pieces)
+                    found = self.call(pieces)
                     self.warm.update(piece.key for piece in pieces if piece.name is not None)
                     return found
                 except torch.OutOfMemoryError:

@@ -1,0 +1,77 @@
+"""Runs the work of a training step or of a validation, piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Restart = Callable[[], bool]
+AroundCapture = Callable[[], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of work, `function(*inputs)`, that reads nothing back from the device.
+
+    name: distinguishes it from other pieces with inputs of the same shapes; None if it must not be recorded.
+    """
+
+    name: Hashable | None
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """The shape key: one recording can be used for all pieces with the same key."""
+        return self.name, *(tuple(each.shape) for each in self.inputs)
+
+
+class Recorder:
+    """Runs work by calling it. A faster recorder may record the work instead, and replay it.
+
+    before_run: called at the beginning of each run. replaying: the piece that was most recently replayed in the last run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.before_run: Callable[[], None] | None = None
+        self.replaying: Piece | None = None
+
+    def run(
+        self,
+        pieces: Sequence[Piece],
+        *,
+        gradients: bool = False,
+        restart: Restart | None = None,
+        around_capture: AroundCapture = nullcontext,
+    ) -> Any:
+        """Run the pieces in order; return the result of the last one, which is valid until the next run.
+
+        gradients: the pieces compute gradients. restart: undoes what the pieces have done so far, so that they can be run again
+        after memory has been freed; returns False if it is too late for that. Without it, they are not run again.
+        around_capture: a context that is entered while a piece is captured.
+        """
+        self.replaying = None
+        if self.before_run is not None:
+            self.before_run()
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            return self.call(pieces)
+
+    def call(self, pieces: Sequence[Piece]) -> Any:
+        """Call the pieces in order, with their inputs on the device."""
+        found = None
+        for piece in pieces:
+            found = piece.function(*(each.to(self.device, non_blocking=True) for each in piece.inputs))
+        return found
+
+    def sharing_pool(self, subject: str) -> Recorder:
+        """A recorder for other work in the same memory; subject: the beginning of its messages, such as "validation runs"."""
+        return Recorder(self.device)
+
+    def drop_if_moved(self, model: nn.Module) -> None:
+        """Forget what was recorded if the weights of this model have moved in memory since."""

@@ -1,0 +1,74 @@
+"""What a layer keeps for the backward pass if it is run by fused operators and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kilolayer.layers.block import Block
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.stream import Latest
+from kilolayer.layers.view import Sequences
+from kilolayer.operators import kernels
+from kilolayer.runtime.activations import AsWithData, bytes_of, kept_bytes
+from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
+from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.state import State
+
+
+def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+    """Bytes that a layer of the stack keeps for the backward pass, and bytes that all layers share."""
+    stack, x = FastStack.of(plain), inputs.states
+    with kernels.assumed(), AsCompiled():
+        _, view = stack.prepare_inputs(inputs, memory, None)
+        # Layers of the same kind are alike: the layer before this one prepares its input as this one does for the next.
+        following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
+        if isinstance(stack.stream, Latest):
+            state = first_state(block, x, stack.product_dtype, following)
+        else:
+            state = State.of(stack.stream.read(stack.stream.begin(x), 0))
+        seeds = (
+            torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
+        )
+        shared = list(_tensors(view))
+        kept = kept_bytes(lambda: run_layer(block, state, view, None, following, seeds), block, inputs, memory, shared)
+    return kept, bytes_of(shared)
+
+
+class AsCompiled(AsWithData):
+    """Makes operations on the meta device keep the same tensors for the backward pass as fused kernels and compiled code.
+
+    Without it, dropout would keep a mask of floats.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.dropout and kwargs and kwargs.get("training") and kwargs.get("p"):
+            return _CompiledDropout.apply(args[0])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class _CompiledDropout(torch.autograd.Function):
+    """Dropout that keeps its mask with one byte per element."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(torch.empty_like(x, dtype=torch.bool))
+        return torch.empty_like(x)
+
+
+def _tensors(view: FastView) -> Iterator[Tensor]:
+    """The tensors that all layers of a stack share and keep: masks, rotary tables, and the encoder's output if it is rounded.
+
+    If it is not rounded, it is already counted as an activation of the encoder.
+    """
+    masks = [view.key_bias, view.source_key_bias]
+    if not view.short:
+        masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
+    tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
+    rounded = [] if view.source is None or view.source.rounded is view.source.precise else [view.source.rounded]
+    yield from (tensor for tensor in (*masks, *tables, *rounded) if tensor is not None)

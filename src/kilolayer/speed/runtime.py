@@ -1,0 +1,120 @@
+"""The fast runtime: fused operators, compiled layers, recorded steps, and decoding in memory of fixed shape."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from kilolayer.errors import InputError, unknown
+from kilolayer.layers.block import Block
+from kilolayer.layers.stack import Stack
+from kilolayer.layers.view import Sequences
+from kilolayer.models.decoder import Decoder
+from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.model import Model
+from kilolayer.operators import kernels
+from kilolayer.operators.score_statistics import can_fuse_score_statistics, score_statistics
+from kilolayer.operators.top import top
+from kilolayer.runtime.reader import BeamSteps, Reader, Reads
+from kilolayer.runtime.recorder import Recorder
+from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
+from kilolayer.speed.activations import kept_by_fast_layer
+from kilolayer.speed.compiler import BUDGETS
+from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
+from kilolayer.speed.inspection import has_hooks
+from kilolayer.speed.static_beam import StaticBeam
+from kilolayer.speed.static_reader import StaticReader
+from kilolayer.speed.steps import training_form
+from kilolayer.speed.written import write_out
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+AnyModel = TypeVar("AnyModel", bound=Model)
+Generator = TypeVar("Generator", bound=EncoderDecoder | Decoder)
+logger = logging.getLogger(__name__)
+
+
+class FastRuntime(Runtime):
+    """Runs a model in the fastest form that supports its layers, its device and its dtype, and in the plain form otherwise."""
+
+    def training_form(
+        self, model: AnyModel, device: torch.device, say: Callable[[str], None], *, eager: bool, recompute: Recompute
+    ) -> tuple[AnyModel, Recorder]:
+        form, recorder = training_form(model, device, say, eager=eager, recompute=recompute)
+        return self.bind(form), recorder
+
+    def decoding_form(self, model: Generator, *, int8: bool = False) -> Generator:
+        return write_out(model, int8=int8)
+
+    def reader(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:
+        if is_recorded(model):
+            return StaticReader(model, source, width=width, max_length=max_length)
+        return Reader(self.decoding_form(model), source, width=width, max_length=max_length, top=top)
+
+    def beam_steps(self, model: EncoderDecoder | Decoder, source: Tensor, *, beam: int, max_length: int) -> BeamSteps | None:
+        if isinstance(model, EncoderDecoder) and is_recorded(model):
+            return StaticBeam(model, source, beam=beam, max_length=max_length)
+        return None
+
+    def token_losses(self, logits: Tensor, labels: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        if not can_fuse_score_statistics(logits.device):
+            return super().token_losses(logits, labels, smoothing)
+        rows = labels.flatten()
+        total, chosen, mean = score_statistics(logits.flatten(0, 1).contiguous(), rows)
+        return sum_losses(total - chosen, total - mean, rows, smoothing)
+
+    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+        return kept_by_fast_layer(stack, block, inputs, memory)
+
+    def update_kernel(self, groups: list[Any], *, beta1: float, beta2: float, decoupled: bool) -> Any:
+        if groups[0].weights[0].device.type != "cuda" or kernels.why_no_kernels() is not None:
+            return None
+        from kilolayer.operators.update_kernel import UpdateKernel  # needs Triton
+
+        return UpdateKernel(groups, beta1=beta1, beta2=beta2, decoupled=decoupled)
+
+
+FAST = FastRuntime()
+
+
+def is_recorded(model: EncoderDecoder | Decoder) -> bool:
+    """Whether decoding steps are recorded as CUDA graphs in memory of fixed shape: on a GPU, if no hooks are to be called.
+
+    A model with experts sharded over processes, whose shapes vary, must have been refused before.
+    """
+    return next(model.parameters()).device.type == "cuda" and not has_hooks(model)
+
+
+def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none") -> AnyModule:  # noqa: A002, as in torch
+    """A faster form of `model` that shares its parameters: nothing is copied, and the state dict is the same.
+
+    model: an Encoder, Decoder or EncoderDecoder, or a module that contains one, on the device where it will run.
+    compile: compile the layers for training, once per kind of layer, at the first step; only on a GPU.
+    recompute: keep less of each layer for the backward pass and recompute the rest: "selective", or "layer" to keep only its
+    input.
+    Layers that contain modules of your own, or have a hook, run unchanged; this is logged once.
+    """
+    if recompute not in tuple(BUDGETS):
+        raise unknown(str(recompute), BUDGETS, kind="recompute")
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    if not stacks:
+        raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")
+    device = next(stacks[0].parameters()).device
+    form = FAST.bind(fast_form(model, recompute))
+    reason = why_not_fast(device)
+    if reason is not None:
+        logger.warning("layers run as plain modules, because %s", reason)
+        return form
+    for text in unfused_residuals(form):
+        logger.warning(text)
+    if compile:
+        compile_layers(form)
+    return form
+
+
+def why_not_fast(device: torch.device) -> str | None:
+    """Why kernels and compiled layers cannot be used on this device; None if they can."""
+    return f"the model is on {device.type}" if device.type != "cuda" else kernels.why_no_kernels()
