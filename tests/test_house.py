@@ -32,7 +32,20 @@ ORDER = [
     "moe",
     "models",
 ]
-ORDER += ["convert", "operators", "speed", "data", "generate", "evaluate", "tasks", "training", "probe", "report", "runs"]
+ORDER += [
+    "convert",
+    "operators",
+    "optimizers",
+    "speed",
+    "data",
+    "generate",
+    "evaluate",
+    "tasks",
+    "training",
+    "probe",
+    "report",
+    "runs",
+]
 ORDER += ["auto_classes", "exporting", "compare", "reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -33,12 +33,12 @@ from kilolayer.data.glue import LAYOUTS, find_glue
 from kilolayer.errors import InputError
 from kilolayer.files.writing import write
 from kilolayer.models.build import build_model
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.speed.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.run import Run, cache_folder, choose_device, choose_precision, in_steps, load_weights, prepare
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper
@@ -62,7 +62,7 @@ class Tuner:
         dtype = DTYPES.get(config.train.precision)
         precise = None if dtype is None else model.lower(dtype)
         self.model = model.train()
-        self.optimizer = Optimizer(model, config.train, precise, sums=self.device.type == "cpu")
+        self.optimizer = make_optimizer(model, config.train, precise, sums=self.device.type == "cpu")
         self.guard = Guard(scaled=False)
         self.stepper = Stepper(model, self.optimizer, config.train, self.guard, self.device, _print_stderr, loss=task.loss)
         self.validation: Recorder = self.stepper.recorder.sharing_pool("validation runs")

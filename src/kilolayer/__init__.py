@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.optimizers.parameter_groups import parameter_groups as parameter_groups
     from kilolayer.probe.diagnose import diagnose as diagnose
     from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.probe.forecast import forecast as forecast
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from kilolayer.runs.trained_run import TrainedRun as TrainedRun
     from kilolayer.speed.fast import fast as fast
     from kilolayer.speed.recorded_step import record as record
-    from kilolayer.training.parameter_groups import parameter_groups as parameter_groups
 
 __version__ = VERSION
 
@@ -75,7 +75,7 @@ _HOMES = {
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
     "load_model": "kilolayer.convert.saved_model",
-    "parameter_groups": "kilolayer.training.parameter_groups",
+    "parameter_groups": "kilolayer.optimizers.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",

@@ -27,6 +27,8 @@ from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
+from kilolayer.optimizers import registry as optimizers
+from kilolayer.optimizers.base import UpdateRule
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_stack import FastStack
@@ -60,7 +62,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Training:
-    """Bytes in training with Adam. With bf16, fp32 master weights are kept too; `logits` is the workspace of the loss.
+    """Bytes in training. With bf16, the optimizer keeps fp32 master weights too; `logits` is the workspace of the loss.
 
     In the backward pass gradients are allocated as activations are freed, so the peak has the larger of the two, not both.
     """
@@ -124,8 +126,8 @@ class Budget:
         return 3 * self.forward_flops_per_token
 
 
-def budget(config: ModelConfig, work: Work) -> Budget:
-    """The cost of the model that `config` describes on the batch `work`; nothing is allocated."""
+def budget(config: ModelConfig, work: Work, rule: UpdateRule | None = None) -> Budget:
+    """The cost of the model that `config` describes on the batch `work`; nothing is allocated. rule: default Adam."""
     width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
     experts = 1 if config.moe is None else config.moe.top_k
     if work.batch * work.length * width * experts > LARGEST_TENSOR:
@@ -137,13 +139,13 @@ def budget(config: ModelConfig, work: Work) -> Budget:
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _budget(config, work)
+        return _budget(config, work, rule or optimizers.get(optimizers.DEFAULT))
     finally:
         if collects:
             gc.enable()
 
 
-def _budget(config: ModelConfig, work: Work) -> Budget:
+def _budget(config: ModelConfig, work: Work, rule: UpdateRule) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
@@ -154,7 +156,7 @@ def _budget(config: ModelConfig, work: Work) -> Budget:
     training = Training(
         weights=total * size,
         gradients=total * size,
-        optimizer=total * (8 + master),
+        optimizer=rule.state_bytes(model) + total * master,
         activations=kept,
         activations_recomputed=recomputed,
         # The gradient overwrites the logits.
