@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.version import VERSION
 
 if TYPE_CHECKING:
+    from kilolayer import optimizers as optimizers
     from kilolayer import recipes as recipes
     from kilolayer import tasks as tasks
     from kilolayer.compare.session import compare_runs as compare_runs
@@ -111,6 +112,7 @@ __all__ = [
     "load",
     "load_full_state_dict",
     "load_model",
+    "optimizers",
     "parameter_groups",
     "recipes",
     "record",
@@ -125,7 +127,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("recipes", "tasks"):
+    if name in ("optimizers", "recipes", "tasks"):
         return importlib.import_module(f"kilolayer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kilolayer' has no attribute {name!r}; it has: {', '.join(__all__)}")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from kilolayer.optimizers import parameter_groups
+from kilolayer.optimizers import weight_factors
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.recipes.base import Rates
 from kilolayer.tasks.train_config import TrainConfig
@@ -26,10 +26,10 @@ def test_the_kernel_does_what_the_rules_do(
     kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        parameter_groups, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0))
+        weight_factors, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0))
     )
     monkeypatch.setattr(
-        parameter_groups, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
+        weight_factors, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from read_nothing import NothingIsRead
+from small_runs import new_run_of, record, stop_after, task_of
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -16,6 +18,8 @@ from kilolayer.optimizers.hidden_matrices import hidden_matrices
 from kilolayer.optimizers.optimizer import Optimizer, make_optimizer
 from kilolayer.optimizers.rules.muon import COEFFICIENTS, Orthogonal, orthogonalized
 from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.loop import train
+from kilolayer.training.metrics import read_metrics
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 
@@ -151,7 +155,7 @@ def test_rates_of_a_layer_and_of_a_recipe_multiply_the_step() -> None:
 
 
 def kl_factors(model: nn.Module, layer_decay: float) -> Any:
-    from kilolayer.optimizers.parameter_groups import trained_weights
+    from kilolayer.optimizers.weight_factors import trained_weights
 
     return trained_weights(model, layer_decay)
 
@@ -220,3 +224,45 @@ def test_the_health_of_a_stack_is_told_by_the_momentum() -> None:
             assert float(norm) == pytest.approx(float(gradient.norm()), rel=1e-4)
             moved = float((model.get_parameter(name) - before[name]).detach().norm())
             assert moved == pytest.approx(float(change), rel=0.3)
+
+
+@pytest.mark.parametrize("options", [{"precision": "fp32", "accumulate": 2}, {"precision": "bf16"}])
+def test_a_stopped_run_goes_on_to_the_bit(
+    tmp_path: Path, corpus: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"optimizer": "muon", "weight_decay": 0.1, "lr": 3e-3, "steps": 20, "layers_every": 4, "clip_norm": 1.0}
+    sections = {"model": {"moe": {"experts": 2, "every": 2}}, "train": {**usual, **options}}
+    whole, broken = (new_run_of("causal_lm", tmp_path / name, corpus, **sections) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)
+        assert train(broken, task_of(broken)) == 143
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(whole) == record(broken)
+    rows = read_metrics(whole.folder)
+    losses = [row["loss"] for row in rows if row["kind"] == "train"]
+    assert losses[-1] < losses[0] - 0.5
+    assert [row["step"] for row in rows if row["kind"] == "stacks"] == [10, 20]
+
+
+def test_groups_say_which_weights_it_takes_and_torchs_muon_takes_them() -> None:
+    model = decoder(recipe={"name": "complete_p", "base_depth": 1, "base_width": 4})
+    groups = kl.parameter_groups(model, lr=0.01, weight_decay=0.1, layer_decay=0.5, optimizer="muon")
+    taken = {weight for group in groups if group["optimizer"] == "muon" for weight in group["params"]}
+    assert taken == set(hidden_matrices(model))
+    assert {group["optimizer"] for group in groups} == {"muon", "adamw"}
+    assert not any("eps" in group for group in groups if group["optimizer"] == "muon")
+    torch.optim.Muon([group for group in groups if group["optimizer"] == "muon"])
+    plain = kl.parameter_groups(model, lr=0.01, weight_decay=0.1, layer_decay=0.5)
+    assert not any("optimizer" in group for group in plain)
+    rates = {weight: group["lr"] for group in plain for weight in group["params"]}
+    assert rates == {weight: group["lr"] for group in groups for weight in group["params"]}
+
+
+def test_the_projections_of_other_libraries_layers_are_found() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 20))
+    found = {name: hidden_matrices(model).get(weight) for name, weight in model.named_parameters()}
+    assert found["1.layers.0.self_attn.in_proj_weight"] == (8, 8, 8)
+    assert found["1.layers.1.linear1.weight"] == (16,)
+    assert found["0.weight"] is found["2.weight"] is found["1.layers.0.norm1.weight"] is None

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     if options.json:
         show_json({**as_json(config, cost, described), "warnings": warnings})
     else:
-        show(config, cost, described, rule.label)
+        show(config, cost, described, rule.title)
     for warning in warnings:
         say(warning)
     return 0

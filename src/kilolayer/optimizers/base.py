@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from kilolayer.config import check
 
 if TYPE_CHECKING:
-    from kilolayer.optimizers.parameter_groups import WeightFactors
+    from kilolayer.optimizers.weight_factors import WeightFactors
 
 Number = float | Tensor
 """A float, or in a step that may be recorded a tensor [], of which only the device knows the value."""
@@ -25,7 +26,7 @@ class Part:
     """Some weights of one group, as an update sees them, in fp32 or higher precision.
 
     gradients: times the factor of clipping and loss scaling. state: for each slot of the rule, one tensor per weight.
-    rates: the factor on the learning rate of each weight. finite: bool [], whether to update at all; None if that is already known.
+    rates: the factor on the learning rate of each weight. finite: bool [], whether to update at all; None if that is known.
     """
 
     weights: list[Tensor]
@@ -57,22 +58,28 @@ class UpdateRule:
     given beside the name: `train.optimizer = { name = "lion", ... }`. Learning rate, decay, clipping, accumulation, fp32 copies
     of rounded weights, skipped steps, checkpoints and measurements are the same for all rules.
 
-    name: of the optimizer in configurations. title: its name in texts. slots: what is kept for each weight, each a tensor of
-    its shape that starts at 0; one called "mean" must be a running mean of the gradient, from which the health of stacks is
-    measured. elementwise: whether each number of u depends only on the same number of its inputs, so that many weights can be
-    joined in one tensor. guards: whether `update` itself heeds `Part.finite`. records: whether an update can be recorded.
+    name: of the optimizer in configurations, by default that of the class. title: its name in texts.
+    slots: what is kept for each weight, each a tensor of its shape that starts at 0. One called "mean" must be a running mean
+    of the gradient; the health of stacks is measured by it.
+    elementwise: whether each number of u depends only on the same number of its inputs, so that weights can be joined.
+    guards: whether `update` itself heeds `Part.finite`. records: whether an update can be recorded.
     changes_from_state: whether `changes` tells what an update changed; otherwise the weights before it are kept when measured.
     applied_by: the class that holds the state and applies the rule, if it is not `Optimizer`.
     """
 
     name: ClassVar[str]
-    title: ClassVar[str] = ""
+    title: ClassVar[str]
     slots: ClassVar[tuple[str, ...]] = ()
     elementwise: ClassVar[bool] = True
     guards: ClassVar[bool] = False
     records: ClassVar[bool] = True
     changes_from_state: ClassVar[bool] = False
     applied_by: ClassVar[type[Any] | None] = None
+
+    def __init_subclass__(cls) -> None:
+        own = vars(cls)
+        cls.name = own.get("name", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower())
+        cls.title = own.get("title", cls.__name__)
 
     def __post_init__(self) -> None:
         check(self)
@@ -84,11 +91,6 @@ class UpdateRule:
         may be read from the device.
         """
         raise NotImplementedError
-
-    @property
-    def label(self) -> str:
-        """The name for texts."""
-        return self.title or self.name
 
     @property
     def kernel(self) -> AdamKernel | None:

@@ -97,13 +97,13 @@ class Group:
     def gradient_parts(self, scale: float | Tensor, at_once: int | None) -> Iterator[tuple[list[int], Part]]:
         """The weights that have a gradient, with the gradients times `scale`, and their places in the group.
 
-        An elementwise rule gets all of them as one flat tensor if they are joined. at_once: the number of weights otherwise;
-        None: all of them.
+        at_once: the number of weights; None: all of them, for an elementwise rule as one flat tensor if they are joined.
         """
         precise, given = self.precise, self.gradients
         present = [index for index, gradient in enumerate(given) if gradient is not None]
         joined = self.buffers.get("masters", self.buffers.get("weights"))
-        if self.rule.elementwise and self.sums is not None and joined is not None and self.has_equal_rates:
+        is_flat = at_once is None and self.rule.elementwise and self.sums is not None and self.has_equal_rates
+        if is_flat and joined is not None:
             state = {slot: [self.buffers[slot]] for slot in self.rule.slots}
             yield present, Part([joined], _scaled([self.buffers["sums"]], scale), state, self.rates[:1])
             return

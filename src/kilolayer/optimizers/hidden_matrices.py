@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from kilolayer.convert.adapt.stacks import stacks_of
 from kilolayer.layers.projection import Projection
@@ -10,14 +10,14 @@ from kilolayer.layers.stack import Stack
 from kilolayer.moe.experts import ExpertProjection
 
 
-def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, tuple[int, ...]]:
+def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
     """The weights of the projections inside of layers, each with the rows of its separate projections.
 
     A fused matrix of queries, keys and values is three projections. Shapes: [sum of rows, inputs], and of experts [experts,
     sum of rows, inputs]. Tables, heads and routers are not among them. In models of torch and Transformers, those of the layers
     that `kl.adapt` knows are found; a weight that is stored as [inputs, outputs] is one matrix.
     """
-    found: dict[nn.Parameter, tuple[int, ...]] = {}
+    found: dict[Tensor, tuple[int, ...]] = {}
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for layer in stack.layers():
             for module in layer.modules():

@@ -19,7 +19,7 @@ from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.shard import expert_group
 from kilolayer.optimizers.base import Number, Part, UpdateRule
 from kilolayer.optimizers.group import ALIGNMENT, AT_ONCE, Group
-from kilolayer.optimizers.parameter_groups import trained_weights
+from kilolayer.optimizers.weight_factors import trained_weights
 from kilolayer.parallel.collectives import sum_over
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Optimizer:
         for group in self.groups:
             part, count = next(group.parts(len(group.weights))), int(self.taken)
             if "mean" not in part.state:
-                fix = f"use an optimizer that has one; {group.rule.label} keeps {', '.join(part.state) or 'nothing'}"
+                fix = f"use an optimizer that has one; {group.rule.title} keeps {', '.join(part.state) or 'nothing'}"
                 raise InputError("this optimizer keeps no running mean of the gradient", fix=fix)
             rows = replace(part, gradients=part.state["mean"]).rows()
             for name, (weight, mean, state, _) in zip(group.names, rows, strict=True):

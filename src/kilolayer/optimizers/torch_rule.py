@@ -34,8 +34,13 @@ def rule_of(cls: type[torch.optim.Optimizer], path: str) -> type[TorchRule]:
     for name, argument in arguments.items():
         if name not in OURS and isinstance(argument.default, bool | int | float | str | None):
             options.append((name, Any, dataclasses.field(default=argument.default)))
-    shared = {"weight_decay": (0.0, "weight_decay"), "eps": (1e-8, "eps"), "beta1": (0.9, "betas"), "beta2": (0.98, "betas")}
-    options += [(name, float, default) for name, (default, theirs) in shared.items() if theirs in arguments]
+    kinds = {"weight_decay": (0.0, "weight_decay", float | int), "eps": (1e-8, "eps", float)}
+    kinds |= {"beta1": (0.9, "betas", tuple), "beta2": (0.98, "betas", tuple)}
+    options += [
+        (name, float, default)
+        for name, (default, theirs, kind) in kinds.items()
+        if theirs in arguments and isinstance(arguments[theirs].default, kind)
+    ]
     space = {"applied_by": TorchOptimizer, "name": path, "title": cls.__name__, "wrapped": cls, "__module__": cls.__module__}
     return dataclasses.make_dataclass(f"{cls.__name__}Rule", options, bases=(TorchRule,), frozen=True, namespace=space)
 
@@ -56,9 +61,9 @@ class TorchRule(UpdateRule):
     def wrap(self, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
         """The optimizer for these groups."""
         try:
-            return self.wrapped(groups, lr=lr, **self.arguments())
+            return self.wrapped(groups, **{"lr": lr, **self.arguments()})  # pyright: ignore[reportCallIssue]
         except (TypeError, ValueError) as error:
-            raise OptionError(f"{self.label} refuses its options: {error}", where="train.optimizer") from None
+            raise OptionError(f"{self.title} refuses its options: {error}", where="train.optimizer") from None
 
     def state_bytes(self, model: nn.Module) -> int:
         """Found by an update of one small matrix."""
@@ -121,11 +126,11 @@ class TorchOptimizer(Optimizer):
 
     def settled_directions(self) -> dict[str, Tensor]:
         fix = "choose one of Kilolayer's own: adam, adamw"
-        raise InputError(f"the next update of {self.rule.label} cannot be told from its state", fix=fix)
+        raise InputError(f"the next update of {self.rule.title} cannot be told from its state", fix=fix)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state by name: NAME/exp_avg, ...; what is one number for a weight is NAME:step."""
-        named = {"updates": self.taken}
+        named: dict[str, Tensor] = {"updates": self.taken}
         for group, few in self._zipped():
             for name, weight in zip(group.names, few, strict=True):
                 for slot, value in self.wrapped.state.get(weight, {}).items():
@@ -136,14 +141,14 @@ class TorchOptimizer(Optimizer):
         return named
 
     def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
+        self.taken.copy_(tensors["updates"])
         weights = {name: weight for group, few in self._zipped() for name, weight in zip(group.names, few, strict=True)}
         for place, tensor in tensors.items():
             if place == "updates":
-                self.taken.copy_(tensor)
                 continue
             separator = "/" if "/" in place else ":"
             name, _, slot = place.rpartition(separator)
-            if name not in weights or (separator == "/" and tensor.shape != weights[name].shape):
+            if name not in weights:
                 fix = "use checkpoints of one run, with its own configuration"
                 raise InputError(f"the checkpoint does not fit: {place} belongs to no weight here", where=str(where), fix=fix)
             self.wrapped.state[weights[name]][slot] = tensor.clone().to(weights[name].device if tensor.dim() else "cpu")

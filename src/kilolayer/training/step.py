@@ -81,7 +81,7 @@ class Stepper:
         self.can_restart = True
         self.form, self.recorder = training_form(model, device, say, eager=config.eager, recompute=config.recompute)
         if self.recorder.pool is not None and not optimizer.records:
-            say(f"updates run in eager mode, because {optimizer.rule.label} cannot be recorded")
+            say(f"updates run in eager mode, because {optimizer.rule.title} cannot be recorded")
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """Take one optimizer step on `batches` of all processes; with `norms`, also measure each layer."""

@@ -25,8 +25,6 @@ class Adam(UpdateRule):
     1 / sqrt(1 - beta2^t), offset = eps.
     """
 
-    name: ClassVar[str] = "adam"
-    title: ClassVar[str] = "Adam"
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
     changes_from_state: ClassVar[bool] = True
     decoupled: ClassVar[bool] = False
@@ -50,7 +48,7 @@ class Adam(UpdateRule):
         return torch.stack([lr, lr / left1, left2.rsqrt(), torch.full_like(count, self.eps)])
 
     def update(self, part: Part, numbers: Sequence[Number]) -> None:
-        lr, step, root, offset = numbers
+        lr, step, root, offset = map(float, numbers)
         weights, gradients, means, squares = part.weights, part.gradients, part.state["mean"], part.state["square"]
         if self.decay and self.decoupled:
             torch._foreach_mul_(weights, [1 - lr * rate * self.decay for rate in part.rates])
@@ -87,7 +85,7 @@ class Adam(UpdateRule):
         return (gradient / (1 - self.beta1**count)) / ((state["square"] / (1 - self.beta2**count)).sqrt() + self.eps)
 
     @staticmethod
-    def _roots(squares: Sequence[Tensor], root: Number, offset: Number) -> list[Tensor]:
+    def _roots(squares: list[Tensor], root: Number, offset: Number) -> list[Tensor]:
         """root * sqrt(square) + offset."""
         roots = list(torch._foreach_sqrt(squares))
         torch._foreach_mul_(roots, root)

@@ -15,5 +15,4 @@ class AdamW(Adam):
     """w <- (1 - lr decay) w - step * mean / (root * sqrt(square) + offset), with Adam's numbers."""
 
     name: ClassVar[str] = "adamw"
-    title: ClassVar[str] = "AdamW"
     decoupled: ClassVar[bool] = True

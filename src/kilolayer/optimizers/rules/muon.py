@@ -22,7 +22,7 @@ from kilolayer.optimizers.registry import register
 from kilolayer.optimizers.rules.adamw import AdamW
 
 if TYPE_CHECKING:
-    from kilolayer.optimizers.parameter_groups import WeightFactors
+    from kilolayer.optimizers.weight_factors import WeightFactors
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of a x + b x^3 + c x^5: a slope at 0 as large as possible, while singular values stay between about 0.7 and 1.2."""
@@ -39,9 +39,6 @@ Factor = Literal["match_rms_adamw", "original"]
 @dataclass(frozen=True)
 class Muon(UpdateRule):
     """`Orthogonal` for hidden matrices, AdamW for all other weights, with the same learning rate and weight decay."""
-
-    name: ClassVar[str] = "muon"
-    title: ClassVar[str] = "Muon"
 
     momentum: float = bounded(0.95, least=0, below=1)
     """Decay rate of the running mean of the gradient of hidden matrices."""

@@ -20,8 +20,6 @@ class RAdam(Adam):
     Weight decay is decoupled, as in its authors' code.
     """
 
-    name: ClassVar[str] = "radam"
-    title: ClassVar[str] = "RAdam"
     decoupled: ClassVar[bool] = True
 
     def numbers(self, lr: Tensor, count: Tensor) -> Tensor:
