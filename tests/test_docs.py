@@ -12,6 +12,7 @@ from undrawn_charts import undrawn_charts
 
 import kilolayer as kl
 from kilolayer.cli.main import main
+from kilolayer.optimizers import registry as optimizers
 from kilolayer.recipes import registry
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +36,10 @@ SLOW = ("models.md",)
     ],
 )
 def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", registry._registry.copy())  # a page may register a recipe
+    for name in optimizers.BUILT_IN:
+        optimizers.find(name)
+    for each in (registry, optimizers):  # a page may register a recipe or an optimizer
+        monkeypatch.setattr(each, "_registry", each._registry.copy())
     with undrawn_charts():
         exec("\n".join(blocks(page, "python")), {})
 

@@ -35,6 +35,7 @@ ORDER = [
 ORDER += [
     "convert",
     "runtime",
+    "optimizers",
     "data",
     "generate",
     "operators",
@@ -185,7 +186,7 @@ for module in pkgutil.walk_packages(kl.__path__, "kilolayer."):
         importlib.import_module(module.name)
 for name in kl.__all__:
     public = getattr(kl, name)
-    is_room = name in ("recipes", "tasks")
+    is_room = name in ("optimizers", "recipes", "tasks")
     assert inspect.ismodule(public) if is_room else inspect.isfunction(public) or inspect.isclass(public), name
     assert is_room or public.__name__ == name
 model = kl.build_model(kl.ModelConfig(layers=1, dim=8, heads=2, ffn_dim=16, vocab_size=9, recipe=kl.recipes.get("pre_ln")))

@@ -14,9 +14,9 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
 from kilolayer.layers.stack import Stack
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
 
 LR = 1e-4
@@ -54,7 +54,7 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16), **fast_runtime())
+    optimizer = make_optimizer(model.train(), config, model.lower(torch.bfloat16), **fast_runtime())
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, **fast_runtime())
 
     def step() -> float:

@@ -33,22 +33,14 @@ from kilolayer.data.glue import LAYOUTS, find_glue
 from kilolayer.errors import InputError
 from kilolayer.files.writing import write
 from kilolayer.models.build import build_model
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.chosen_runtime import choose_runtime
 from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer
-from kilolayer.training.run import (
-    Run,
-    cache_folder,
-    choose_device,
-    choose_precision,
-    in_steps,
-    load_weights,
-    prepare,
-)
+from kilolayer.training.run import Run, cache_folder, choose_device, choose_precision, in_steps, load_weights, prepare
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
@@ -72,7 +64,7 @@ class Tuner:
         precise = None if dtype is None else model.lower(dtype)
         self.model = model.train()
         runtime = choose_runtime()
-        self.optimizer = Optimizer(model, config.train, precise, self.device.type == "cpu", runtime)
+        self.optimizer = make_optimizer(model, config.train, precise, sums=self.device.type == "cpu", runtime=runtime)
         self.guard = Guard(scaled=False)
         self.stepper = Stepper(
             model, self.optimizer, config.train, self.guard, self.device, _print_stderr, loss=task.loss, runtime=runtime

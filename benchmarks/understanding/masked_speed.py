@@ -86,11 +86,11 @@ def ours(setting: Setting) -> Step:
     import kilolayer as kl
     from kilolayer.data.masking import MaskedBatch
     from kilolayer.data.packing import PackedBatch
+    from kilolayer.optimizers.optimizer import make_optimizer
     from kilolayer.speed.runtime import FAST
     from kilolayer.tasks.masked_lm.task import masked_loss
     from kilolayer.tasks.train_config import TrainConfig
     from kilolayer.training.guard import Guard
-    from kilolayer.training.optimizer import Optimizer
     from kilolayer.training.step import Stepper
 
     model = kl.Encoder.from_config(
@@ -117,7 +117,7 @@ def ours(setting: Setting) -> Step:
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tokens.to(setting.device))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = Optimizer(model.train(), config, model.lower(torch.bfloat16), runtime=FAST)
+    optimizer = make_optimizer(model.train(), config, model.lower(torch.bfloat16), runtime=FAST)
     loss = partial(masked_loss, smoothing=0.0)
     device = torch.device(setting.device)
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, loss=loss, runtime=FAST)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.version import VERSION
 
 if TYPE_CHECKING:
+    from kilolayer import optimizers as optimizers
     from kilolayer import recipes as recipes
     from kilolayer import tasks as tasks
     from kilolayer.compare.session import compare_runs as compare_runs
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from kilolayer.moe.layer import freeze_experts as freeze_experts
     from kilolayer.moe.shard import reduce_gradients as reduce_gradients
     from kilolayer.moe.shard import shard_experts as shard_experts
+    from kilolayer.optimizers.parameter_groups import parameter_groups as parameter_groups
     from kilolayer.probe.diagnose import diagnose as diagnose
     from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.probe.forecast import forecast as forecast
@@ -45,7 +47,6 @@ if TYPE_CHECKING:
     from kilolayer.runs.trained_run import TrainedRun as TrainedRun
     from kilolayer.speed.recorded_step import record as record
     from kilolayer.speed.runtime import fast as fast
-    from kilolayer.training.parameter_groups import parameter_groups as parameter_groups
 
 __version__ = VERSION
 
@@ -75,7 +76,7 @@ _HOMES = {
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
     "load_model": "kilolayer.convert.saved_model",
-    "parameter_groups": "kilolayer.training.parameter_groups",
+    "parameter_groups": "kilolayer.optimizers.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
@@ -111,6 +112,7 @@ __all__ = [
     "load",
     "load_full_state_dict",
     "load_model",
+    "optimizers",
     "parameter_groups",
     "recipes",
     "record",
@@ -125,7 +127,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("recipes", "tasks"):
+    if name in ("optimizers", "recipes", "tasks"):
         return importlib.import_module(f"kilolayer.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'kilolayer' has no attribute {name!r}; it has: {', '.join(__all__)}")

@@ -1,4 +1,4 @@
-"""The kernels of the update against lists of tensors, which are tested against torch's optimizers."""
+"""The kernels of the update against the rules, which are tested against torch's optimizers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from kilolayer.optimizers import weight_factors
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.recipes.base import Rates
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training import parameter_groups
-from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 
 
 @pytest.mark.gpu
@@ -23,14 +23,14 @@ from kilolayer.training.optimizer import Optimizer, add_lists, update_lists
 @pytest.mark.parametrize("sums", [False, True])
 @pytest.mark.parametrize("rates", [[1.0], [1.0, 0.5, 0.01]], ids=["even", "uneven"])
 @pytest.mark.parametrize("eps", [1.0, 1e4])
-def test_the_kernel_does_what_the_lists_do(
+def test_the_kernel_does_what_the_rules_do(
     kind: Any, dtype: torch.dtype, sums: bool, rates: list[float], eps: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        parameter_groups, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0))
+        weight_factors, "recipe_rates", lambda model: dict.fromkeys(model.parameters(), Rates(eps=eps, decay=2.0))
     )
     monkeypatch.setattr(
-        parameter_groups, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
+        weight_factors, "layer_rates", lambda model, decay: dict(zip(model.parameters(), cycle(rates), strict=False))
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 90), nn.LayerNorm(90), nn.Linear(90, 33, bias=False)).to("cuda")
@@ -41,8 +41,9 @@ def test_the_kernel_does_what_the_lists_do(
         precise = {parameter: parameter.data for parameter in each.parameters() if parameter.dim() > 1}
         for parameter in precise:
             parameter.data = parameter.data.to(dtype)
-        optimizers.append(Optimizer(each, config, None if dtype == torch.float32 else precise, sums, FAST))
+        optimizers.append(make_optimizer(each, config, None if dtype == torch.float32 else precise, sums=sums, runtime=FAST))
     ours, theirs = optimizers
+    theirs.kernel, theirs.waits = None, True
     third = torch.tensor(1 / 3, device="cuda")
     for step in range(8):
         generator = torch.Generator("cuda").manual_seed(step)
@@ -52,17 +53,12 @@ def test_the_kernel_does_what_the_lists_do(
                 a.grad = None if absent else torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
                 b.grad = None if absent else a.grad.clone()
             ours.collect()
-            for group in theirs.groups if sums else ():
-                add_lists(group)
+            theirs.collect()
         norms = [each.norm() for each in theirs.gradient_norms()]
         torch.testing.assert_close(ours.norms()[0], torch.stack(norms).norm().double(), rtol=1e-5, atol=0)
         finite = torch.tensor(step != 3, device="cuda")
-        factors = theirs.coefficients(third).tolist()
-        ours.update(third, finite)
-        if step != 3:
-            for group in theirs.groups:
-                update_lists(group, factors, config)
-            theirs.taken += 1
+        for each in optimizers:
+            each.update(third, finite)
         ours.clear()
         theirs.clear()
         for name, tensor in ours.precise().items():

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import kilolayer as kl
+from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.probe.propagation import first_over_last, gradient_profile, relative_update
-from kilolayer.training.recipe_rates import recipe_rates
 
 VOCABULARY, SEEDS = 64, range(5)
 ADAM = partial(torch.optim.Adam, lr=1e-4)

@@ -14,10 +14,10 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.recipes.base import Depths, Part
 from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.optimizer import Optimizer
 
 LR, EPS, DECAY, BETAS = 0.05, 0.01, 0.2, (0.9, 0.98)
 YES, ONE = torch.tensor(True), torch.tensor(1.0, dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_it_learns_as_the_authors_parameterisation_does(base_width: int, base_de
     model = build("decoder", "complete_p", {"base_width": base_width, "base_depth": base_depth, "alpha": alpha})
     peer = AuthorsForm({name: weight.detach() for name, weight in model.named_parameters()}, base_width, base_depth, alpha)
     config = TrainConfig(optimizer="adamw", lr=LR, eps=EPS, weight_decay=DECAY, beta1=BETAS[0], beta2=BETAS[1])
-    ours, theirs = Optimizer(model, config), peer.optimizer()
+    ours, theirs = make_optimizer(model, config), peer.optimizer()
     for _ in range(5):
         logits = model(TARGET).logits
         expected = peer.logits()

@@ -13,10 +13,10 @@ from kilolayer.layers.initialise import initialise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import PairSublayer, Sublayer
+from kilolayer.optimizers.layer_rates import layer_rates
+from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.probe.propagation import first_over_last
 from kilolayer.recipes.base import Depths, Kind, Place, Rates
-from kilolayer.training.layer_rates import layer_rates
-from kilolayer.training.recipe_rates import recipe_rates
 
 SUBLAYERS, WIDTH = 1000, 128
 

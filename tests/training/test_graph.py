@@ -12,6 +12,7 @@ from small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
 from kilolayer.speed.runtime import FAST
@@ -20,7 +21,6 @@ from kilolayer.training import loop
 from kilolayer.training.guard import Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
 
@@ -49,7 +49,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, **options: Any) -> S
     model = kl.build_model(shape, seed=1, device=device)
     assert isinstance(model, kl.EncoderDecoder)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = Optimizer(model.train(), config, precise, config.accumulate > 1, FAST)
+    optimizer = make_optimizer(model.train(), config, precise, sums=config.accumulate > 1, runtime=FAST)
     return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse, runtime=FAST)
 
 

@@ -14,6 +14,7 @@ from small_runs import bytes_of, new_text_run, record, stopped_and_resumed, task
 import kilolayer as kl
 from kilolayer import recipes
 from kilolayer.data.windows import TextBatch
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.speed.fast import compile_layers
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.causal_lm.task import CausalLMTask
@@ -22,7 +23,6 @@ from kilolayer.training import checkpoint
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
 
@@ -78,7 +78,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, device: str = "cpu",
     model = kl.build_model(kl.ModelConfig(shape="decoder", **sizes, **(model_options or {})), device, dtype, seed=1)
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
     sums = device == "cpu" or config.accumulate > 1
-    optimizer = Optimizer(model.train(), config, precise, sums, FAST)
+    optimizer = make_optimizer(model.train(), config, precise, sums=sums, runtime=FAST)
     return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail, runtime=FAST)
 
 

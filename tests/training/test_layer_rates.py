@@ -11,9 +11,9 @@ from random_steps import take_steps
 from torch import Tensor
 
 import kilolayer as kl
+from kilolayer.optimizers.layer_rates import layer_rates
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.layer_rates import layer_rates
-from kilolayer.training.optimizer import Optimizer
 
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}
@@ -71,7 +71,7 @@ def test_each_layer_moves_as_a_group_of_torchs_optimizer(kind: Any, sums: bool) 
     config = TrainConfig(optimizer=kind, lr=0.1, eps=1e-6, weight_decay=0.3, layer_decay=DECAY)
     model, peer = encoder(), encoder()
     peer.load_state_dict(model.state_dict())
-    ours = Optimizer(model, config, sums=sums)
+    ours = make_optimizer(model, config, sums=sums)
 
     def update() -> None:
         ours.collect()
@@ -94,7 +94,7 @@ def test_rounded_weights_follow_their_masters_at_their_own_rates() -> None:
         model, peer = encoder(), encoder()
         peer.load_state_dict(model.state_dict())
         precise = model.lower(torch.bfloat16)
-        ours, theirs = Optimizer(model, config, precise, sums=sums), Optimizer(peer, config, sums=sums)
+        ours, theirs = make_optimizer(model, config, precise, sums=sums), make_optimizer(peer, config, sums=sums)
         for each, optimizer in ((model, ours), (peer, theirs)):
             generator = torch.Generator().manual_seed(5)
             for _ in range(4):
@@ -113,17 +113,17 @@ def test_rounded_weights_follow_their_masters_at_their_own_rates() -> None:
 @pytest.mark.parametrize("sums", [False, True])
 def test_the_norms_of_updates_know_the_rates(kind: Any, sums: bool) -> None:
     model = encoder()
-    optimizer = Optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.3, layer_decay=DECAY), sums=sums)
+    optimizer = make_optimizer(model, TrainConfig(optimizer=kind, lr=0.1, weight_decay=0.3, layer_decay=DECAY), sums=sums)
     for _ in range(7):
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizer.collect()
-        factors = optimizer.update(ONE, YES)
+        found = optimizer.update(ONE, YES, measures=True)
         optimizer.clear()
         found = {
             name: float(norm)
-            for group, norms in zip(optimizer.groups, optimizer.update_norms(factors), strict=True)
+            for group, norms in zip(optimizer.groups, found or [], strict=True)
             for name, norm in zip(group.names, norms, strict=True)
         }
         changed = {name: float((weight.detach() - before[name]).norm()) for name, weight in model.named_parameters()}

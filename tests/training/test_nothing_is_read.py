@@ -14,11 +14,11 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.embedding import Embedding
+from kilolayer.optimizers.optimizer import Optimizer, make_optimizer
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer, add_lists
 from kilolayer.training.step import Stepper
 
 
@@ -30,13 +30,13 @@ class StandIn:
 
     def collect(self) -> None:
         for group in self.groups:
-            add_lists(group)
+            group.collect()
 
     def norms(self) -> list[Tensor]:
         lists = [[each for each in group.gradients if each is not None] for group in self.groups]
         return [torch.stack([each.double().norm() for each in present]).norm() for present in lists]
 
-    def update(self, factors: Tensor, finite: Tensor) -> None:
+    def update(self, factors: list[Tensor | None], finite: Tensor) -> None:
         pass
 
 
@@ -60,8 +60,9 @@ def test_a_step_reads_nothing_back(
     monkeypatch.setattr(Embedding, "_check", lambda *_: None)  # reads on the CPU alone
     config = TrainConfig(lr=1e-3, warmup_steps=0, **train)
     model = kl.build_model(kl.ModelConfig(layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=40, **options), seed=1).train()
-    optimizer = Optimizer(model, config, sums=config.accumulate > 1)
+    optimizer = make_optimizer(model, config, sums=config.accumulate > 1)
     optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.waits = False
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), runtime=FAST)
     stepper.measures = measured
     stepper.share.fill_(0.1)
@@ -106,8 +107,9 @@ def test_a_step_of_a_classifier_reads_nothing_back(
     run = new_classifier(tmp_path / "run", corpus, examples=labels, model={"head": {"pool": "mean"}}, train=smoothing)
     task, config = task_of(run), run.config.train
     model = kl.build_model(run.config.model, seed=1).train()
-    optimizer = Optimizer(model, config)
+    optimizer = make_optimizer(model, config)
     optimizer.kernel = StandIn(optimizer)  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer.waits = False
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), loss=task.loss, runtime=FAST)
     stepper.share.fill_(0.1)
     parts = next(task.training_batches(1)).parts

@@ -10,8 +10,8 @@ from torch import nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.optimizer import Optimizer
 
 SMALL: dict[str, Any] = {"vocab_size": 13, "dim": 16, "heads": 2, "ffn_dim": 24, "dtype": torch.float64}
 TOKENS = torch.randint(1, 13, (3, 6), generator=torch.Generator().manual_seed(1))
@@ -42,7 +42,7 @@ def test_twenty_steps_of_torchs_adamw_are_those_of_the_trainer(kind: str) -> Non
     settings: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.3, "layer_decay": 0.7, "eps": 1e-3}
     ours, theirs = make(kind), make(kind)
     config = TrainConfig(optimizer="adamw", warmup_steps=0, **settings)
-    optimizer = Optimizer(ours, config)
+    optimizer = make_optimizer(ours, config)
     groups = kl.parameter_groups(theirs, **settings)
     torchs = torch.optim.AdamW(groups, betas=(config.beta1, config.beta2))
     for _ in range(20):

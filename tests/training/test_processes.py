@@ -89,6 +89,27 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, run
 
 
+SGD = {"name": "torch.optim:SGD", "momentum": 0.9}
+
+
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param(SGD, marks=pytest.mark.slow)])
+def test_other_optimizers_train_shared_experts_as_one_process_does(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, optimizer: Any
+) -> None:
+    options = {name: value for name, value in SMOOTH.items() if optimizer == "muon" or name != "eps"}
+    alone, shared = (
+        new_run(
+            tmp_path / name,
+            corpus,
+            **merge(MODELS["sparse"], {"train": {**options, "optimizer": optimizer, "accumulate": accumulate}}),
+        )
+        for name, accumulate in (("alone", 2), ("shared", 1))
+    )
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shared)
+    assert_alike(shared, alone)
+
+
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_they_train_as_one_process_does(

@@ -12,12 +12,12 @@ from random_steps import take_steps
 from torch import nn
 
 import kilolayer as kl
+from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.recipes.base import Depths, Learned, Part, Place, Plan, Rates, Side
 from kilolayer.recipes.pre_ln import PreLN
 from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training.optimizer import Optimizer
-from kilolayer.training.recipe_rates import recipe_rates
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}
@@ -112,18 +112,18 @@ def test_each_weight_moves_as_a_group_of_torchs_optimizer(kind: Any, sums: bool,
     config = TrainConfig(optimizer=kind, lr=0.1, eps=eps, weight_decay=0.3, layer_decay=layer_decay)
     model, peer = encoder(), encoder()
     peer.load_state_dict(model.state_dict())
-    ours = Optimizer(model, config, sums=sums)
+    ours = make_optimizer(model, config, sums=sums)
     changes: list[dict[str, float]] = []
 
     def update() -> None:
         before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
         ours.collect()
-        factors = ours.update(ONE, YES)
+        norms_of = ours.update(ONE, YES, measures=True)
         ours.clear()
         changes.append({name: float((weight.detach() - before[name]).norm()) for name, weight in model.named_parameters()})
         found = {
             name: float(norm)
-            for group, norms in zip(ours.groups, ours.update_norms(factors), strict=True)
+            for group, norms in zip(ours.groups, norms_of or [], strict=True)
             for name, norm in zip(group.names, norms, strict=True)
         }
         assert found == pytest.approx(changes[-1], rel=2e-3, abs=1e-6)
@@ -147,11 +147,11 @@ def test_each_weight_moves_as_a_group_of_torchs_optimizer(kind: Any, sums: bool,
 def test_state_is_put_back_to_the_bit_whatever_the_groups() -> None:
     config = TrainConfig(optimizer="adamw", lr=0.1, weight_decay=0.3)
     straight, broken = encoder(), encoder()
-    whole, first = Optimizer(straight, config), Optimizer(broken, config)
+    whole, first = make_optimizer(straight, config), make_optimizer(broken, config)
     assert len(whole.groups) > 10
     for model, optimizer in ((straight, whole), (broken, first)):
         take_steps(model, lambda optimizer=optimizer: optimizer.update(ONE, YES), 3)
-    fresh = Optimizer(broken, config)
+    fresh = make_optimizer(broken, config)
     fresh.load(dict(reversed(first.tensors().items())))
     for model, optimizer in ((straight, whole), (broken, fresh)):
         take_steps(model, lambda optimizer=optimizer: optimizer.update(ONE, YES), 3)

@@ -15,12 +15,12 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.layers.initialise import Noise
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.report.page import write_report
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
 from kilolayer.training.metrics import read_metrics
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.step import Stepper
 
 EXPERTS = 4
@@ -40,7 +40,7 @@ def stepper_of(moe: dict[str, Any] | None = None, **options: Any) -> Stepper:
         layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=30, moe=kl.MoE(**{"experts": EXPERTS, "every": 1, **(moe or {})})
     )
     model = kl.build_model(shape, seed=1).train()
-    return Stepper(model, Optimizer(model, config, sums=True), config, Guard(False), torch.device("cpu"), pytest.fail)
+    return Stepper(model, make_optimizer(model, config, sums=True), config, Guard(False), torch.device("cpu"), pytest.fail)
 
 
 def gradients(stepper: Stepper, batch: Batch) -> dict[str, torch.Tensor]:
@@ -68,7 +68,9 @@ def test_experts_count_less_in_the_norm_and_everything_is_scaled(clip: str, weig
     assert (result.dense_norm, result.expert_norm) == pytest.approx((dense, expert), rel=1e-5)
     assert result.gradient_norm == pytest.approx(total, rel=1e-5)
     assert result.clipped
-    means = {name: mean for group in stepper.optimizer.groups for name, mean in zip(group.names, group.means, strict=True)}
+    means = {
+        name: mean for group in stepper.optimizer.groups for name, mean in zip(group.names, group.state["mean"], strict=True)
+    }
     for name, gradient in expected.items():
         # After the first update the running mean is (1 - beta1) times the gradient that was used.
         torch.testing.assert_close(means[name], 0.5 * gradient * 0.05 / total, rtol=1e-4, atol=1e-9)
@@ -224,7 +226,7 @@ def test_sparse_clipping_of_a_dense_model_is_said_once() -> None:
     said: list[str] = []
     config = TrainConfig(clip="sparse", clip_norm=1.0)
     model = kl.build_model(kl.ModelConfig(layers=1, dim=16, heads=2, ffn_dim=32, vocab_size=30), seed=1).train()
-    stepper = Stepper(model, Optimizer(model, config, sums=True), config, Guard(False), torch.device("cpu"), said.append)
+    stepper = Stepper(model, make_optimizer(model, config, sums=True), config, Guard(False), torch.device("cpu"), said.append)
     for seed in range(2):
         stepper.step([some_batch(seed)], 1e-3)
     assert len(said) == 1

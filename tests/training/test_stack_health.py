@@ -17,6 +17,7 @@ from small_runs import new_run_of, record, stop_after, task_of
 import kilolayer as kl
 from kilolayer.compare.result import Member, is_complete, result_of
 from kilolayer.data.grammar import write_corpus
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.report.page import render, write_report
 from kilolayer.report.record import read_record
 from kilolayer.tasks.token_loss import token_loss
@@ -24,7 +25,6 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.metrics import read_metrics
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.run import Run
 from kilolayer.training.stack_health import DyingStackError, StackWatch
 from kilolayer.training.stack_label import StackCheck
@@ -92,7 +92,7 @@ def test_every_check_is_written_whether_or_not_layers_are_measured(tmp_path: Pat
 
 def test_checks_are_a_hundred_in_a_long_run(corpus: Path) -> None:
     model, config = kl.Decoder(24, 8, 2, 16, 2), TrainConfig(steps=5000)
-    assert StackWatch(model, Optimizer(model, config), config).every == 50
+    assert StackWatch(model, make_optimizer(model, config), config).every == 50
 
 
 def test_a_run_that_is_to_stop_when_dead_ends_before_its_end_and_a_comparison_does_not_go_on_with_it(
@@ -150,7 +150,7 @@ def test_what_the_moments_tell_is_what_a_loop_over_the_gradients_tells(optimizer
     torch.manual_seed(0)
     config = TrainConfig(optimizer=optimizer, weight_decay=decay, lr=1e-5, beta2=0.9, eps=1e-3, log_every=1, device="cpu")
     model = kl.EncoderDecoder(24, 8, 2, 16, 2, 3, "pre_ln", dtype=torch.float64)
-    stepper_optimizer = Optimizer(model, config, sums=True)
+    stepper_optimizer = make_optimizer(model, config, sums=True)
     watch = StackWatch(model, stepper_optimizer, config)
     stepper = Stepper(
         model, stepper_optimizer, config, Guard(False), torch.device("cpu"), loss=partial(token_loss, smoothing=0.0)
@@ -190,12 +190,12 @@ def test_what_the_moments_tell_is_what_a_loop_over_the_gradients_tells(optimizer
 
 def test_at_a_rate_of_zero_the_gradient_is_still_measured() -> None:
     model, config = kl.Decoder(24, 8, 2, 16, 2), TrainConfig(steps=100)
-    optimizer = Optimizer(model, config)
+    optimizer = make_optimizer(model, config)
     optimizer.taken.fill_(20)
     optimizer.lr.zero_()
     for group in optimizer.groups:
-        group.buffers["means"].fill_(1.0)
-        group.buffers["squares"].fill_(1.0)
+        group.buffers["mean"].fill_(1.0)
+        group.buffers["square"].fill_(1.0)
     (check,) = StackWatch(model, optimizer, config).measure(100).values()
     assert check.reached == pytest.approx(1.0)
     assert math.isnan(check.moved)
@@ -212,7 +212,7 @@ def test_an_encoder_gets_no_gradient_at_first_where_branches_start_at_zero(recip
 
 def test_a_checkpoint_keeps_what_was_seen_and_said() -> None:
     model, config = kl.Decoder(24, 8, 2, 16, 2), TrainConfig(steps=200)
-    whole, resumed = (StackWatch(model, Optimizer(model, config), config) for _ in range(2))
+    whole, resumed = (StackWatch(model, make_optimizer(model, config), config) for _ in range(2))
     low = [{"decoder": StackCheck(step, 1e-6, 0.1)} for step in (10, 20, 30)]
     assert len(whole.take_in(low[0])) == 1
     resumed.load_state(json.loads(json.dumps(whole.state())))

@@ -13,12 +13,12 @@ from small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
 from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
@@ -50,7 +50,7 @@ def stepper_of(dtype: torch.dtype = torch.float64, **options: Any) -> Stepper:
     assert isinstance(model, kl.EncoderDecoder)
     guard = Guard(scaled=config.precision == "fp16")
     precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = Optimizer(model.train(), config, precise, sums=True)
+    optimizer = make_optimizer(model.train(), config, precise, sums=True)
     return Stepper(model, optimizer, config, guard, torch.device("cpu"))
 
 
@@ -65,9 +65,9 @@ def gradients_of(stepper: Stepper, batches: list[Batch]) -> dict[str, torch.Tens
     found: dict[str, torch.Tensor] = {}
     update = stepper.optimizer.update
 
-    def note(scale: torch.Tensor, finite: torch.Tensor) -> torch.Tensor:
+    def note(scale: torch.Tensor, finite: torch.Tensor, measures: bool) -> list[torch.Tensor] | None:
         found.update({name: gradient * scale for name, gradient in held_gradients(stepper).items()})
-        return update(scale, finite)
+        return update(scale, finite, measures)
 
     stepper.optimizer.update = note
     stepper.step(batches, 1e-2)

@@ -116,7 +116,7 @@ def describe_options(cls: type[DataclassInstance], section: str = "", known: Col
             made = field.default_factory()
             default = getattr(made, "name", made)
         shown = "none" if default is None else str(default).lower() if isinstance(default, bool) else default
-        choices = choices_of(hints[field.name])
+        choices = choices_of(hints[field.name]) or tuple(field.metadata.get("names", tuple)())
         numbers = f" ({field.metadata['range'].short})" if "range" in field.metadata else ""
         allowed = f" ({', '.join(choices)})" if len(choices) > 1 else numbers
         lines.append(f"  {field.name:<20} {texts.get(field.name, '')}{allowed} [{shown}]")

@@ -12,6 +12,7 @@ from kilolayer.cli.configuration import add_options, int_between, read_tables
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import table_of
 from kilolayer.models.config import ModelConfig
+from kilolayer.optimizers.registry import DEFAULT, get
 from kilolayer.recipes.base import Description
 from kilolayer.terminal import human_bytes, say
 
@@ -55,14 +56,15 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     work = typical_work(whole, options.length)
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
-    cost = budget(config, work)
+    rule = get(DEFAULT) if isinstance(whole, PlanConfig) else whole.train.rule
+    cost = budget(config, work, rule)
     depths = config.depths
     described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
     warnings = schedule_warnings(whole)
     if options.json:
         show_json({**as_json(config, cost, described), "warnings": warnings})
     else:
-        show(config, cost, described)
+        show(config, cost, described, rule.title)
     for warning in warnings:
         say(warning)
     return 0
@@ -100,8 +102,8 @@ def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     return Work(usual.rows, usual.length, usual.beam, scored=usual.scored)
 
 
-def show(config: ModelConfig, cost: Budget, described: Description) -> None:
-    """Print the plan as tables."""
+def show(config: ModelConfig, cost: Budget, described: Description, optimizer: str) -> None:
+    """Print the plan as tables. optimizer: its name."""
     depths, work, training = config.depths, cost.work, cost.training
     show_line(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
@@ -127,13 +129,13 @@ def show(config: ModelConfig, cost: Budget, described: Description) -> None:
         ],
     )
     per_side = " per side" if len(depths.sides) > 1 else ""
-    optimizer = "Adam's moments" if work.precision == "fp32" else "Adam's moments and fp32 masters"
+    state = f"{optimizer}'s state" if work.precision == "fp32" else f"{optimizer}'s state and fp32 masters"
     show_table(
         f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),
-            (optimizer, human_bytes(training.optimizer)),
+            (state, human_bytes(training.optimizer)),
             ("logits and loss", human_bytes(training.logits)),
             ("activations", human_bytes(training.activations)),
             ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),

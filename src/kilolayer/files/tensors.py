@@ -81,6 +81,22 @@ def _unusable(error: Exception, path: Path, fix: str) -> InputError:
     return error if isinstance(error, InputError) else InputError(f"not a safetensors file: {error}", where=str(path), fix=fix)
 
 
+def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: Path | str) -> None:
+    """Raise unless both have tensors of the same names, shapes and dtypes."""
+    for name in sorted(given.keys() | ours.keys()):
+        there, here = (_kind(tensors.get(name)) for tensors in (given, ours))
+        if there != here:
+            raise InputError(
+                f"the checkpoint does not fit: {name} is {there} there and {here} here",
+                where=str(where),
+                fix="use checkpoints of one run, with its own configuration",
+            )
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
+
+
 def write_tensors(draft: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file into a draft; if that fails, no draft remains."""
     try:

@@ -29,17 +29,19 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 class WeightGroup(Protocol):
     """Weights of one dtype with the same weight decay, and their optimizer state.
 
-    rates: the factor of each weight's learning rate. eps: the factor of the offset, if the update has a square root.
-    starts: the start of each weight's part of a flat buffer.
-    buffers: fp32 [size] each: `means`, `squares`, and optionally `masters` and `sums`.
+    rates: the factor of each weight's learning rate. starts: the start of each weight's part of a flat buffer.
+    buffers: fp32 [size] each: `mean` and `square` if they are updated here, and optionally `masters` and `sums`.
     """
 
     weights: list[nn.Parameter]
-    decay: float
     rates: list[float]
-    eps: float
     starts: list[int]
     buffers: dict[str, Tensor]
+
+    @property
+    def decay(self) -> float:
+        """The weight decay."""
+        ...
 
     @property
     def gradients(self) -> list[Tensor | None]:
@@ -47,26 +49,40 @@ class WeightGroup(Protocol):
         ...
 
 
+class Constants(Protocol):
+    """Of an update of Adam's kind. decoupled: decay the weights directly, not through the gradient."""
+
+    @property
+    def beta1(self) -> float: ...
+    @property
+    def beta2(self) -> float: ...
+    @property
+    def decoupled(self) -> bool: ...
+
+
 class UpdateKernel:
-    """Launches the kernels for the groups of an optimizer. decoupled: decay the weights directly, not through the gradient.
+    """Launches the kernels for the groups of an optimizer. constants: of each group's update; None if it has another one.
 
     The addresses of the gradients are passed in tables. While a step is recorded as a CUDA graph, no table can be written;
     `recording` gives the step its own tables and fills them afterwards.
     """
 
-    def __init__(self, groups: Sequence[WeightGroup], *, beta1: float, beta2: float, decoupled: bool) -> None:
-        self.groups = groups
-        self.beta1, self.beta2, self.decoupled = beta1, beta2, decoupled
+    def __init__(self, groups: Sequence[WeightGroup], constants: Sequence[Constants | None]) -> None:
+        self.groups, self.constants = groups, constants
         self.chunks = [Chunks(group) for group in groups]
         self.tables = self._new_tables()
         self.noted: dict[Use, list[Tensor]] = {}
         self.recorded: list[dict[Use, list[Tensor]]] = []
 
-    def update(self, factors: Tensor, finite: Tensor) -> None:
-        """Update all weights, in one launch per group. factors: fp32 [5]: lr, step, root, offset, scale. finite: bool []."""
+    def update(self, factors: Sequence[Tensor | None], finite: Tensor) -> None:
+        """Update the weights of the groups that have factors, in one launch per group. finite: bool [].
+
+        factors: fp32 [5] for each group: lr, step, root, offset, scale.
+        """
         self._note("update", [group.gradients for group in self.groups])
-        for group, chunks, table in zip(self.groups, self.chunks, self.tables["update"], strict=True):
-            self._update_group(group, chunks, table, factors, finite)
+        for index, each in enumerate(factors):
+            if each is not None:
+                self._update_group(index, each, finite)
 
     def norms(self) -> list[Tensor]:
         """Return the norm of each group's gradients: fp64 [] each."""
@@ -95,33 +111,34 @@ class UpdateKernel:
         finally:
             self.tables = usual
 
-    def _update_group(self, group: WeightGroup, chunks: Chunks, gradients: Tensor, factors: Tensor, finite: Tensor) -> None:
-        """Update one group in one launch. gradients: their addresses, int64 [weights], on the device."""
+    def _update_group(self, index: int, factors: Tensor, finite: Tensor) -> None:
+        """Update one group in one launch."""
+        group, chunks, constants = self.groups[index], self.chunks[index], self.constants[index]
         gradient = next((each for each in group.gradients if each is not None), None)
         if gradient is None:
             return
-        means, squares = group.buffers["means"], group.buffers["squares"]
+        assert constants is not None
+        means, squares = group.buffers["mean"], group.buffers["square"]
         _update[(len(chunks.tensor_of),)](
             chunks.tensor_of,
             chunks.start_of,
             chunks.sizes,
             chunks.places,
             chunks.rates,
-            gradients,
+            self.tables["update"][index],
             chunks.weights,
             means,
             squares,
             group.buffers.get("masters", means),
             factors,
             finite,
-            self.beta1,
-            self.beta2,
+            constants.beta1,
+            constants.beta2,
             group.decay,
-            group.eps,
             GRADIENT=TYPES[gradient.dtype],
             WEIGHT=TYPES[group.weights[0].dtype],
             HAS_MASTER="masters" in group.buffers,
-            DECOUPLED=self.decoupled,
+            DECOUPLED=constants.decoupled,
             SIZE=CHUNK,
             num_warps=8,
         )
@@ -255,7 +272,6 @@ def _update_chunk(
     beta1,
     beta2,
     decay,
-    eps,
     left,
     HAS_MASTER: tl.constexpr,
     DECOUPLED: tl.constexpr,
@@ -265,7 +281,6 @@ def _update_chunk(
     inside = None if left is None else offsets < left
     lr, step, root = tl.load(factors) * rate, tl.load(factors + 1) * rate, tl.load(factors + 2)
     offset, scale = tl.load(factors + 3), tl.load(factors + 4)
-    offset = tl.where(root == 0, offset, offset * eps)
 
     gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32) * scale
     weight = tl.load((master_at if HAS_MASTER else weight_at) + offsets, mask=inside).to(tl.float32)
@@ -302,7 +317,6 @@ def _update(
     beta1,
     beta2,
     decay,
-    eps,
     GRADIENT: tl.constexpr,
     WEIGHT: tl.constexpr,
     HAS_MASTER: tl.constexpr,
@@ -332,7 +346,6 @@ def _update(
                 beta1,
                 beta2,
                 decay,
-                eps,
                 None,
                 HAS_MASTER,
                 DECOUPLED,
@@ -350,7 +363,6 @@ def _update(
                 beta1,
                 beta2,
                 decay,
-                eps,
                 left,
                 HAS_MASTER,
                 DECOUPLED,

@@ -10,27 +10,22 @@ from kilolayer.probe.trial import Trial
 from kilolayer.tasks.task import Task
 
 SETTLING, QUIET = 20, 1e-4
-"""Steps at a small learning rate before it is measured, so that Adam's moments are those of several batches."""
+"""Steps at a small learning rate before it is measured, so that the running gradients are those of several batches."""
 SMALLEST, DOUBLINGS, HALVINGS = 1e-5, 28, 3
 """The rates that are tried double from SMALLEST on; the interval in which the loss begins to rise is then halved (in logs)."""
 
 
 def critical_rate(trial: Trial, task: Task) -> float:
-    """Take some quiet steps, then find the smallest rate along Adam's next update at which the loss of its batch rises.
+    """Take some quiet steps, then find the smallest rate along the next update at which the loss of its batch rises.
 
     Infinite if there is none. Without dropout, as all rates must see the same model.
     """
     for _ in range(SETTLING):
         trial.step(QUIET)
-    trainer, config = trial.trainer, trial.config.train
+    trainer = trial.trainer
     parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
-    state, taken = trainer.optimizer.tensors(), int(trainer.optimizer.taken)
-    weights = {name: weight for name, weight in trainer.model.named_parameters() if f"{name}/mean" in state}
-    updates = {
-        name: (state[f"{name}/mean"] / (1 - config.beta1**taken))
-        / ((state[f"{name}/square"] / (1 - config.beta2**taken)).sqrt() + config.eps)
-        for name in weights
-    }
+    updates = trainer.optimizer.settled_directions()
+    weights = {name: weight for name, weight in trainer.model.named_parameters() if name in updates}
     model = trainer.model.eval()
 
     @torch.no_grad()

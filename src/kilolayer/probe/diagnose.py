@@ -169,4 +169,10 @@ def _late_validations(rows: Sequence[Mapping[str, Any]], steps: int) -> list[Map
 def _settings(config: RunConfig, step: int) -> Settings:
     train = config.train
     same = ("lr", "eps", "warmup_steps", "steps")
-    return Settings(betas=(train.beta1, train.beta2), step=step, **{name: getattr(train, name) for name in same})
+    return Settings(
+        betas=(train.beta1, train.beta2),
+        step=step,
+        optimizer=train.rule.title,
+        uses_eps=hasattr(train.rule, "eps"),
+        **{name: getattr(train, name) for name in same},
+    )

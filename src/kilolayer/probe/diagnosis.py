@@ -30,7 +30,10 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Settings:
-    """The training options that the findings depend on. step: the step of the weights, 0 before training; steps: of the run."""
+    """The training options that the findings depend on. step: the step of the weights, 0 before training; steps: of the run.
+
+    optimizer: its name in texts. uses_eps: whether it adds eps to what it divides the gradient by.
+    """
 
     lr: float = 1e-3
     eps: float = 1e-8
@@ -38,6 +41,8 @@ class Settings:
     betas: tuple[float, float] = (0.9, 0.98)
     step: int = 0
     steps: int = 100_000
+    optimizer: str = "Adam"
+    uses_eps: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertProjection
-from kilolayer.training.recipe_rates import recipe_rates
+from kilolayer.optimizers.recipe_rates import recipe_rates
 
 Loss = Callable[[Model], Tensor]
 

@@ -106,16 +106,18 @@ def uneven_gradient(measured: Measurements) -> Iterator[Finding]:
 
 
 def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
-    """The gradient per parameter is so small relative to Adam's eps that nothing moves."""
+    """The gradient per parameter is so small relative to the optimizer's eps that nothing moves."""
     typed = measured.settings.eps
+    if not measured.settings.uses_eps:
+        return
     for side, ratios in measured.gradients.over_eps(typed).items():
         ratio = min(_numbers(ratios), default=math.nan)
         if 0 < ratio < MOVED:
             smaller = 10.0 ** math.floor(math.log10(ratio * typed / 10))
             gradient = measured.gradients.per_parameter[side][ratios.index(ratio)]
             text = (
-                f"Adam's eps hides the gradient of the {side}: at its smallest it is {gradient:.1e} per parameter, "
-                f"where eps is {gradient / ratio:.2g}."
+                f"{measured.settings.optimizer}'s eps hides the gradient of the {side}: at its smallest it is "
+                f"{gradient:.1e} per parameter, where eps is {gradient / ratio:.2g}."
             )
             yield Finding("eps", side, text, ratio, MOVED, (f"--train.eps {smaller:.0e}",))
 
@@ -198,7 +200,7 @@ def _slower_start(measured: Measurements) -> tuple[str, ...]:
     settings = measured.settings
     hidden = any(0 < ratio < MOVED for ratios in measured.gradients.over_eps(settings.eps).values() for ratio in ratios)
     found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
-    if settings.eps < SOFT and not hidden:
+    if settings.uses_eps and settings.eps < SOFT and not hidden:
         found.append("--train.eps 1e-4")
     return tuple(found)
 

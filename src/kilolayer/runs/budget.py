@@ -22,6 +22,8 @@ from kilolayer.models.model import Model, lower
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
+from kilolayer.optimizers import registry as optimizers
+from kilolayer.optimizers.base import UpdateRule
 from kilolayer.runtime.runtime import Runtime
 from kilolayer.training.chosen_runtime import choose_runtime
 
@@ -52,7 +54,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Training:
-    """Bytes in training with Adam. With bf16, fp32 master weights are kept too; `logits` is the workspace of the loss.
+    """Bytes in training. With bf16, the optimizer keeps fp32 master weights too; `logits` is the workspace of the loss.
 
     In the backward pass gradients are allocated as activations are freed, so the peak has the larger of the two, not both.
     """
@@ -116,10 +118,10 @@ class Budget:
         return 3 * self.forward_flops_per_token
 
 
-def budget(config: ModelConfig, work: Work, runtime: Runtime | None = None) -> Budget:
+def budget(config: ModelConfig, work: Work, rule: UpdateRule | None = None, runtime: Runtime | None = None) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated.
 
-    runtime: what the model is trained by; by default what a run chooses.
+    rule: the optimizer's, by default Adam's. runtime: what the model is trained by; by default what a run chooses.
     """
     width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
     experts = 1 if config.moe is None else config.moe.top_k
@@ -132,13 +134,13 @@ def budget(config: ModelConfig, work: Work, runtime: Runtime | None = None) -> B
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _budget(config, work, runtime or choose_runtime())
+        return _budget(config, work, rule or optimizers.get(optimizers.DEFAULT), runtime or choose_runtime())
     finally:
         if collects:
             gc.enable()
 
 
-def _budget(config: ModelConfig, work: Work, runtime: Runtime) -> Budget:
+def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
@@ -149,7 +151,7 @@ def _budget(config: ModelConfig, work: Work, runtime: Runtime) -> Budget:
     training = Training(
         weights=total * size,
         gradients=total * size,
-        optimizer=total * (8 + master),
+        optimizer=rule.state_bytes(model) + total * master,
         activations=kept,
         activations_recomputed=recomputed,
         # The gradient overwrites the logits.

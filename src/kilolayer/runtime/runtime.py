@@ -84,8 +84,8 @@ class Runtime:
         """Bytes that a layer of a stack on the meta device keeps for the backward pass, and bytes that all layers share."""
         return kept_by_plain_layer(stack, block, inputs, memory)
 
-    def update_kernel(self, groups: list[Any], *, beta1: float, beta2: float, decoupled: bool) -> Any:
-        """A kernel that updates all weights of an optimizer's groups at once; None: the optimizer updates them by lists."""
+    def update_kernel(self, groups: list[Any]) -> Any:
+        """A kernel for the gradients and updates of an optimizer's groups; None: the optimizer computes them by lists."""
         return None
 
 

@@ -69,12 +69,12 @@ class FastRuntime(Runtime):
     def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
         return kept_by_fast_layer(stack, block, inputs, memory)
 
-    def update_kernel(self, groups: list[Any], *, beta1: float, beta2: float, decoupled: bool) -> Any:
+    def update_kernel(self, groups: list[Any]) -> Any:
         if groups[0].weights[0].device.type != "cuda" or kernels.why_no_kernels() is not None:
             return None
         from kilolayer.operators.update_kernel import UpdateKernel  # needs Triton
 
-        return UpdateKernel(groups, beta1=beta1, beta2=beta2, decoupled=decoupled)
+        return UpdateKernel(groups, [group.rule.kernel for group in groups])
 
 
 FAST = FastRuntime()

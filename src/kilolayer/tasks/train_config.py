@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from kilolayer.config import bounded, check
-from kilolayer.errors import IdleOptionError, OptionError, shown
+from kilolayer.config import bounded, build, check
+from kilolayer.errors import IdleOptionError, OptionError, UnknownOptionError, shown
 from kilolayer.importing import CLASS_PATH
+from kilolayer.optimizers import registry as optimizers
+
+if TYPE_CHECKING:
+    from kilolayer.optimizers.base import UpdateRule
 
 EVERY = 1000
 """Default number of steps between validations, and between checkpoints."""
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
 
 
+OF_RULES = ("beta1", "beta2", "eps", "weight_decay")
+"""Options that an optimizer reads if it has a field of that name."""
 LONGEST_WARMUP = 4000  # the papers'
 WARMUP_SHARE = 0.4
 """Default share of the warm-up in a short run: that of the runs in which methods were compared at 6 to 100 layers per side
@@ -51,8 +57,9 @@ class TrainConfig:
     """Batches per optimizer step; the loss is averaged over all their target tokens."""
     seed: int = bounded(1, least=0, most=2**63 - 1)
     """Seed of the initial weights, the order of the data and the dropout."""
-    optimizer: Literal["adam", "adamw", "radam"] = "adam"
-    """AdamW and RAdam use decoupled weight decay; Adam adds the decay to the gradient."""
+    optimizer: str | dict[str, Any] = field(default=optimizers.DEFAULT, metadata={"names": optimizers.names})
+    """AdamW and RAdam use decoupled weight decay; Adam adds the decay to the gradient. Also one of your own or of torch, as
+    module:class, such as torch.optim:SGD; options of its own are given in a table: { name = "...", ... }."""
     lr: float = bounded(7e-4, above=0, most=1000)
     """Peak learning rate."""
     layer_decay: float = bounded(1.0, above=0, most=1)
@@ -133,6 +140,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         self._complete_warmup()
         check(self)
+        self._check_optimizer()
         self._check_length()
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
@@ -198,9 +206,18 @@ class TrainConfig:
         return max(10, -(-self.steps // 100)) if self.layers_every == "auto" else self.layers_every
 
     @property
-    def decoupled(self) -> bool:
-        """Whether weight decay is decoupled, w <- (1 - lr decay) w, and not added to the gradient."""
-        return self.optimizer != "adam"
+    def rule(self) -> UpdateRule:
+        """The optimizer's update rule, with its options."""
+        name, own = optimizers.chosen(self.optimizer)
+        cls = optimizers.find(name)
+        known = {each.name for each in dataclasses.fields(cls)}
+        shared = {each: getattr(self, each) for each in OF_RULES if each in known}
+        if doubled := sorted(own.keys() & set(OF_RULES)):
+            raise OptionError(f"optimizer.{doubled[0]} is an option of [train]", fix=f"set train.{doubled[0]}")
+        try:
+            return build(cls, shared | own)
+        except UnknownOptionError as error:
+            raise UnknownOptionError(error.what, where=f"optimizer {name!r}", fix=error.fix) from None
 
     def _complete_warmup(self) -> None:
         """Set the length of a warm-up that is not given; while a share gives it, `warmup_steps` is 0."""
@@ -218,6 +235,18 @@ class TrainConfig:
         if self.warmup_share == "auto":
             return usual_warmup(steps)
         return self.warmup_steps if self.warmup_share is None else round(self.warmup_share * steps)
+
+    def _check_optimizer(self) -> None:
+        """Complete the table of an optimizer with options of its own, and reject options that it does not read."""
+        rule = self.rule
+        values = optimizers.own_options(rule)
+        for name in OF_RULES:
+            if name not in values and getattr(self, name) != getattr(type(self), name):
+                what = f"{name} has no effect on the optimizer {rule.name!r}"
+                raise IdleOptionError(what, fix="remove it", idle=name, beside=("optimizer",))
+        own = {name: value for name, value in values.items() if name not in OF_RULES and value is not None}
+        name, _ = optimizers.chosen(self.optimizer)
+        object.__setattr__(self, "optimizer", {"name": name, **own} if own else name)
 
     def _check_length(self) -> None:
         given = {"steps": self.steps != type(self).steps, "warmup_steps": bool(self.warmup_steps)}

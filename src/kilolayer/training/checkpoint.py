@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from torch import Tensor
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.tensors import ANY_NUMBER, file_size, load_tensors, serialise
+from kilolayer.files.tensors import ANY_NUMBER, check_alike, file_size, load_tensors, serialise
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -45,7 +45,7 @@ FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
 MANIFEST = "manifest.json"
 MOST_MANIFEST = 1 << 24
 MOST_STATE = 1 << 28
-PER_WEIGHT = 3
+PER_WEIGHT = 9
 """The optimizer's state has fewer tensors than this for each one of the model."""
 NAME = re.compile("step-(?:[0-9]{8}|[1-9][0-9]{8,17})")
 REPLACED = ".replaced"
@@ -253,22 +253,6 @@ def average(paths: list[Path], *, number: range = ANY_NUMBER) -> dict[str, Tenso
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)
     return {name: mean[name].to(tensor.dtype) if name in mean else tensor for name, tensor in newest.items()}
-
-
-def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: Path | str) -> None:
-    """Raise unless both have tensors of the same names, shapes and dtypes."""
-    for name in sorted(given.keys() | ours.keys()):
-        there, here = (_kind(tensors.get(name)) for tensors in (given, ours))
-        if there != here:
-            raise InputError(
-                f"the checkpoint does not fit: {name} is {there} there and {here} here",
-                where=str(where),
-                fix="use checkpoints of one run, with its own configuration",
-            )
-
-
-def _kind(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}".removeprefix("torch.")
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:

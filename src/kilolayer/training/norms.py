@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
-from kilolayer.training.optimizer import Optimizer
+from kilolayer.optimizers.optimizer import Optimizer
 
 ByLayer = dict[str, list[float]]
 
@@ -58,9 +58,9 @@ class Meter:
         """Measure the gradients; call it before the update."""
         self._accumulate(0, self.optimizer.gradient_norms())
 
-    def record_update(self, factors: Tensor) -> None:
-        """Measure the update; call it after the update, with its coefficients."""
-        self._accumulate(1, self.optimizer.update_norms(factors))
+    def record_update(self, norms: list[Tensor]) -> None:
+        """Add the norms of an update, as `Optimizer.update` returned them."""
+        self._accumulate(1, norms)
 
     def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
         """Move the measurements into `norms` and reset them; the gradients were `scale` times too large."""

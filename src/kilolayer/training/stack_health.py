@@ -1,6 +1,4 @@
-"""Checks during training whether the first layers of each stack still learn, from the optimizer's moments."""
-
-# pyright: reportPrivateImportUsage=false
+"""Checks during training whether the first layers of each stack still learn, from the optimizer's running gradients."""
 
 from __future__ import annotations
 
@@ -10,17 +8,16 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kilolayer.errors import KilolayerError
 from kilolayer.models.model import Model
+from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.norms import columns_of
-from kilolayer.training.optimizer import AT_ONCE, Group, Optimizer
 from kilolayer.training.stack_label import DYING, SHARE, Fading, StackCheck, as_fraction, first_layers
 
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
-"""Updates before the moments are meaningful, and the minimum number of steps between two checks."""
+"""Updates before the running gradients are meaningful, and the minimum number of steps between two checks."""
 
 
 class DyingStackError(KilolayerError):
@@ -73,19 +70,15 @@ class StackWatch:
 
     @torch.no_grad()
     def measure(self, step: int) -> dict[str, StackCheck]:
-        """A check of each stack from the moments; empty before these are meaningful."""
-        taken = int(self.optimizer.taken)
-        if taken < LEAST_UPDATES:
+        """A check of each stack from the running gradients; empty before these are meaningful, or without any."""
+        if int(self.optimizer.taken) < LEAST_UPDATES or (health := self.optimizer.health()) is None:
             return {}
         layers = sum(self.depths.values())
         squares, moves = (torch.zeros(layers + 1, dtype=torch.float64, device=self.optimizer.device) for _ in range(2))
-        factors = self.optimizer.coefficients(torch.ones_like(self.optimizer.lr), self.optimizer.taken).tolist()
-        for group, columns in zip(self.optimizer.groups, self.columns, strict=True):
-            parts = [self._norms(group, start, taken, factors) for start in range(0, len(group.weights), AT_ONCE)]
-            means, changes = (self.optimizer.of_all(group, torch.cat(each)).double() for each in zip(*parts, strict=True))
-            squares.index_add_(0, columns, means.square())
-            moves.scatter_reduce_(0, columns, changes / self._sizes(group).sqrt(), "amax")
-        gradients, moved, lr = squares.sqrt().tolist()[:layers], moves.tolist(), factors[0]
+        for group, columns, (norms, changes) in zip(self.optimizer.groups, self.columns, health, strict=True):
+            squares.index_add_(0, columns, norms.square())
+            moves.scatter_reduce_(0, columns, changes / self.optimizer.size_of_all(group).sqrt(), "amax")
+        gradients, moved, lr = squares.sqrt().tolist()[:layers], moves.tolist(), float(self.optimizer.lr)
         largest = max(gradients)
         found, start = {}, 0
         for side, depth in self.depths.items():
@@ -94,25 +87,3 @@ class StackWatch:
             found[side] = StackCheck(step, reached, max(moved[first]) / lr if lr else math.nan)
             start += depth
         return found
-
-    def _sizes(self, group: Group) -> Tensor:
-        """The number of elements of each weight of a group, over all processes that share it: fp64 [weights of the group]."""
-        shares = 1 if self.optimizer.sharing is None or not group.of_experts else self.optimizer.sharing.size
-        sizes = [weight.numel() * shares for weight in group.weights]
-        return torch.tensor(sizes, dtype=torch.float64, device=self.optimizer.device)
-
-    def _norms(self, group: Group, start: int, taken: int, factors: list[float]) -> tuple[Tensor, Tensor]:
-        """For a few weights: the norms of their running gradients, and of the change in the last update."""
-        few = slice(start, start + AT_ONCE)
-        _, step, root, offset, _ = factors
-        offset *= group.eps if root else 1.0
-        means, seen = group.means[few], 1 - self.config.beta1**taken
-        if group.decay and not self.config.decoupled:
-            # The mean also contains decay * w. Weights change slowly, so that this part is about decay * w * (1 - beta1^t).
-            weights = [weight.detach().to(means[0].dtype) for weight in (group.masters or list(group.weights))[few]]
-            means = torch._foreach_sub(means, torch._foreach_mul(weights, group.decay * seen))
-        roots = torch._foreach_sqrt(group.squares[few])
-        torch._foreach_mul_(roots, root)
-        torch._foreach_add_(roots, offset)
-        norms = torch.stack(torch._foreach_norm(means, 2)) / seen
-        return norms, torch.stack(torch._foreach_norm(torch._foreach_div(means, roots), 2)) * step

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
+from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
 from kilolayer.runtime.recorder import Piece
 from kilolayer.runtime.runtime import PLAIN, Runtime
@@ -21,7 +22,6 @@ from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.norms import LayerNorms, Meter
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.routing_meter import RoutingMeter
 
 
@@ -82,6 +82,8 @@ class Stepper:
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart = True
         self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
+        if self.recorder.pool is not None and not optimizer.records:
+            say(f"updates run in eager mode, because {optimizer.rule.title} cannot be recorded")
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """Take one optimizer step on `batches` of all processes; with `norms`, also measure each layer."""
@@ -98,13 +100,17 @@ class Stepper:
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
     def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:
-        """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update."""
-        if len(batches) * self.processes.size == 1:
+        """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update.
+
+        An update that cannot be recorded is a piece of its own.
+        """
+        records = self.optimizer.records
+        if len(batches) * self.processes.size == 1 and records:
             return [Piece(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
         return [
             *(Piece(("accumulate", self.measures), self.accumulate, batch.parts) for batch in batches),
             Piece(None, self.sum_over_processes),
-            Piece(("update", self.measures), self.update),
+            Piece(("update", self.measures) if records else None, self.update),
         ]
 
     def accumulate_and_update(self, *parts: Tensor) -> None:
@@ -150,9 +156,9 @@ class Stepper:
         if self.config.clip_norm:
             factor = factor * (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0)
         self.can_restart = False  # an update must not be repeated
-        factors = self.optimizer.update(factor, finite)
-        if self.measures:
-            self.meter.record_update(factors)
+        norms = self.optimizer.update(factor, finite, self.measures)
+        if norms is not None:
+            self.meter.record_update(norms)
         if self.routing is not None:
             self.routing.end_step(finite)
         self.measured.copy_(torch.stack([*means.double(), *(each.double() for each in (norm, dense, expert))]))
@@ -178,10 +184,9 @@ class Stepper:
 
     @contextmanager
     def _around_capture(self) -> Iterator[None]:
-        assert self.optimizer.kernel is not None
         self.can_restart = False  # a capture cannot be abandoned halfway
         try:
-            with self.optimizer.kernel.recording():
+            with self.optimizer.recording():
                 yield
         finally:
             # Gradients left by a capture have memory in the pool but no values.

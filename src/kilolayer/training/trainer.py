@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from kilolayer.errors import InputError
+from kilolayer.files.tensors import check_alike
 from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.moe.layer import freeze_experts
+from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
 from kilolayer.tasks.task import Batch, Task, digest_of
 from kilolayer.training import checkpoint
 from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.guard import Guard
-from kilolayer.training.optimizer import Optimizer
 from kilolayer.training.origins import open_origin
 from kilolayer.training.placement import Placement
 from kilolayer.training.routing_meter import RoutingMeter
@@ -147,7 +148,7 @@ class Trainer:
             if weight in precise and not weight.requires_grad
         }
         sums = self.config.accumulate * self.processes.size > 1 or self.device.type == "cpu"
-        self.optimizer = Optimizer(self.model, self.config, precise or None, sums, self.run.runtime)
+        self.optimizer = make_optimizer(self.model, self.config, precise or None, sums=sums, runtime=self.run.runtime)
         self.watch = StackWatch(self.model, self.optimizer, self.config)
         if saved is not None:
             self.restore(saved)
@@ -218,7 +219,7 @@ class Trainer:
     def _restore_random(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         # A run may be resumed on a machine with a GPU after training without one, or the reverse.
         ours = {name: tensor for name, tensor in self.random_state().items() if name in tensors or name == "random.cpu"}
-        checkpoint.check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
+        check_alike({name: tensors[name] for name in ours if name in tensors}, ours, path)
         try:
             self.set_random_state(tensors)
         except RuntimeError as error:

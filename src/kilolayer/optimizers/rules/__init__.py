@@ -1,0 +1,1 @@
+"""The built-in optimizers: NAME.py holds the one that `train.optimizer = "NAME"` chooses."""

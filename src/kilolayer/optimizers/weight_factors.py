@@ -1,0 +1,47 @@
+"""The factors on each weight's learning rate, eps and weight decay, and what kind of weight it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from kilolayer.moe.layer import expert_parameters
+from kilolayer.optimizers.hidden_matrices import hidden_matrices
+from kilolayer.optimizers.layer_rates import layer_rates
+from kilolayer.optimizers.recipe_rates import recipe_rates
+from kilolayer.recipes.base import Rates
+
+
+@dataclass(frozen=True)
+class WeightFactors:
+    """Factors on the optimizer's options for one weight; decay is 0 if the weight is not decayed.
+
+    of_experts: whether each expert of a sparse model has its own copy of the weight. rows: of each projection in a hidden
+    matrix, one after the other; None for other weights.
+    """
+
+    lr: float
+    decay: float
+    eps: float
+    is_matrix: bool
+    of_experts: bool
+    rows: tuple[int, ...] | None = None
+
+
+def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str, nn.Parameter, WeightFactors]]:
+    """Every trained weight with its name and its factors: those of its layer times those of the recipe.
+
+    Matrices and tables are decayed; norms, biases and scales are not.
+    """
+    experts = {name for name, _ in expert_parameters(model)}
+    by_layer, by_recipe, hidden = layer_rates(model, layer_decay), recipe_rates(model), hidden_matrices(model)
+    for name, weight in model.named_parameters():
+        if weight.requires_grad:
+            of_experts = name in experts
+            is_matrix = weight.dim() > (2 if of_experts else 1)
+            rates = by_recipe.get(weight, Rates())
+            lr = by_layer.get(weight, 1.0) * rates.lr
+            decay = rates.decay if is_matrix else 0.0
+            yield name, weight, WeightFactors(lr, decay, rates.eps, is_matrix, of_experts, hidden.get(weight))

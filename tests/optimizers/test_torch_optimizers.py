@@ -1,0 +1,106 @@
+"""Optimizers of torch by name: their own steps, with the guard, the clipping, the checkpoints and the metrics of all others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_runs import new_run_of, record, stop_after, task_of
+from torch import nn
+
+import kilolayer as kl
+from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.loop import train
+from kilolayer.training.metrics import read_metrics
+
+ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
+KINDS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9, "nesterov": True},
+    "Adam": {},
+    "NAdam": {},
+    "RMSprop": {"alpha": 0.9, "centered": True, "momentum": 0.5},
+    "Adagrad": {},
+    "Adafactor": {},
+}
+
+
+def config_of(kind: str, **options: Any) -> TrainConfig:
+    return TrainConfig(optimizer={"name": f"torch.optim:{kind}", **KINDS[kind]}, lr=0.01, weight_decay=0.1, **options)
+
+
+def decoder(recipe: str = "deepnorm") -> kl.Decoder:
+    torch.manual_seed(1)
+    return kl.Decoder(24, 8, 2, 16, 2, recipe)
+
+
+def give_gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight.grad = torch.randn(weight.shape, generator=generator)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_are_torchs_own_on_parameter_groups(kind: str) -> None:
+    model, peer = (decoder("complete_p") for _ in range(2))
+    config = config_of(kind, layer_decay=0.5)
+    ours = make_optimizer(model, config)
+    groups = kl.parameter_groups(peer, lr=0.01, weight_decay=0.1, layer_decay=0.5)
+    for group in groups:
+        if kind == "Adafactor":
+            group.pop("eps", None)
+    shared = {"betas": (0.9, 0.98)} if kind in ("Adam", "NAdam") else {}
+    theirs = getattr(torch.optim, kind)(groups, lr=0.01, **shared, **KINDS[kind])
+    for seed in range(4):
+        give_gradients(model, seed)
+        give_gradients(peer, seed)
+        ours.collect()
+        ours.update(ONE, YES)
+        ours.clear()
+        ours.update(ONE, NO)  # changes nothing
+        theirs.step()
+    for (name, a), b in zip(model.named_parameters(), peer.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_goes_round_to_the_bit(kind: str) -> None:
+    straight, broken = (decoder() for _ in range(2))
+    whole, first = (make_optimizer(each, config_of(kind)) for each in (straight, broken))
+
+    def step(model: nn.Module, optimizer: Any, seed: int) -> None:
+        give_gradients(model, seed)
+        optimizer.collect()
+        optimizer.update(ONE, YES)
+        optimizer.clear()
+
+    for seed in range(3):
+        step(straight, whole, seed)
+        step(broken, first, seed)
+    fresh = make_optimizer(broken, config_of(kind))
+    fresh.load({name: tensor.clone() for name, tensor in first.tensors().items()})
+    for seed in range(3, 5):
+        step(straight, whole, seed)
+        step(broken, fresh, seed)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), broken.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stopped_run_goes_on_to_the_bit(
+    tmp_path: Path, corpus: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = {"name": "torch.optim:SGD", **KINDS["SGD"]}
+    options = {"optimizer": optimizer, "lr": 0.1, "steps": 12, "layers_every": 4, "clip_norm": 1.0, "precision": precision}
+    whole, broken = (new_run_of("causal_lm", tmp_path / name, corpus, train=options) for name in ("whole", "broken"))
+    assert train(whole, task_of(whole)) == 0
+    with monkeypatch.context() as patch:
+        stop_after(patch, 5)
+        assert train(broken, task_of(broken)) == 143
+    assert train(broken, task_of(broken), resume=True) == 0
+    assert record(whole) == record(broken)
+    rows = read_metrics(whole.folder)
+    assert [row["step"] for row in rows if row["kind"] == "stacks"] == [10, 12]
+    norms = [row["update"]["decoder"] for row in rows if row["kind"] == "layers"]
+    assert all(norm > 0 for row in norms for norm in row)
