@@ -14,9 +14,9 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
-from kilolayer.layers.block import LayerOutput
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.norm import LayerNorm
+from kilolayer.layers.stream import LayerOutput
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.speed.fast import fast, fast_form, unfused_residuals
 from kilolayer.speed.fast_layer import run_layer

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norm import make_norm
 from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
 from kilolayer.recipes.base import Anchor, Combination, LayerInput, RunningSum, Stream
 
@@ -29,6 +30,17 @@ class Pair(NamedTuple):
 
 LayerState = Tensor | Pair
 """The input and output of a layer."""
+
+
+class LayerOutput(NamedTuple):
+    """The output of one layer.
+
+    states: [batch, length, dim], or a Pair of such tensors if the recipe's stream carries a second state.
+    routing: statistics of how a layer with experts routed its tokens; None in a dense layer.
+    """
+
+    states: LayerState
+    routing: Routing | None = None
 
 
 def state_of(y: LayerState) -> Tensor:

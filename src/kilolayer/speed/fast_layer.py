@@ -19,7 +19,7 @@ from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
-from kilolayer.layers.sublayer import DropPath, PairSublayer, Sublayer
+from kilolayer.layers.sublayer import DropPath, Sublayer, add_scaled
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.fast_attention import cross_attention, self_attention
@@ -83,6 +83,7 @@ def run_sublayer(
         read = sublayer.in_scale(sublayer.pre_norm(x.precise))
         y, routing = f.dispatch(read, view.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
     else:
+        assert isinstance(f, SelfAttention | CrossAttention | FeedForward)
         fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
         biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
         shift = None if biased else f.output.bias
@@ -97,10 +98,11 @@ def run_sublayer(
 
 def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
     """N_out(skip * x + branch), one operation at a time."""
-    if not isinstance(sublayer, PairSublayer):
-        return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch))
-    assert x.second is not None
-    total, second = sublayer.add(Pair(x.precise, x.second), branch)
+    total = sublayer.skip(x.precise) + branch
+    if x.second is None:
+        return State.of(normalise(sublayer.out_norm, total))
+    total = add_scaled(total, sublayer.plan.second_in, x.second)
+    second = add_scaled(x.second, sublayer.plan.second_out, branch)
     return State.of(Pair(normalise(sublayer.out_norm, total), second))
 
 
@@ -113,13 +115,18 @@ def _read(sublayer: Sublayer, x: State) -> Tensor:
 
 
 def _run_function(
-    f: nn.Module, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None, *, biased: bool
+    f: SelfAttention | CrossAttention | FeedForward,
+    x: Tensor,
+    view: FastView,
+    cache: KeyCache | None,
+    seed: Tensor | None,
+    *,
+    biased: bool,
 ) -> Tensor:
     if isinstance(f, SelfAttention):
         return project(f.output, self_attention(f, x, view, cache, seed), biased=biased)
     if isinstance(f, CrossAttention):
         return project(f.output, cross_attention(f, x, view, cache, seed), biased=biased)
-    assert isinstance(f, FeedForward)
     return feedforward(f, x, seed, biased=biased)
 
 

@@ -6,29 +6,20 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import Block, CrossBlock, SparseBlock, SparseCrossBlock
+from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.feedforward import FeedForward, SwiGLU
 from kilolayer.layers.modules import modules_of
 from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
-from kilolayer.layers.sublayer import DropPath, PairSublayer, RoutedPairSublayer, RoutedSublayer, Sublayer
+from kilolayer.layers.sublayer import DropPath, ExtendedSublayer, Sublayer
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.router import Router
 
-LAYERS: set[type[nn.Module]] = {Block, CrossBlock, SparseBlock, SparseCrossBlock}
+LAYERS: set[type[nn.Module]] = {Block, CrossBlock}
 PARTS: set[type[nn.Module]] = LAYERS | {
-    *(
-        Sublayer,
-        RoutedSublayer,
-        PairSublayer,
-        RoutedPairSublayer,
-        SelfAttention,
-        CrossAttention,
-        FeedForward,
-        SparseFeedForward,
-    ),
+    *(Sublayer, ExtendedSublayer, SelfAttention, CrossAttention, FeedForward, SparseFeedForward),
     *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
     *(Constant, LayerConstant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
     *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU),
