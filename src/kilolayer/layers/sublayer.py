@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import Norm, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
@@ -81,7 +81,7 @@ class Sublayer(nn.Module):
 
     def set_out_eps(self, eps: float) -> None:
         """Set the eps of N_out, which differs in the first sublayer of a folded stack."""
-        if not isinstance(self.out_norm, nn.LayerNorm | nn.RMSNorm):
+        if not isinstance(self.out_norm, Norm):
             raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
         self.out_norm.eps = eps
 

@@ -27,6 +27,7 @@ from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.operators import kernels
+from kilolayer.recipes.base import NormSpec
 from kilolayer.speed.compiler import LayerKind, kind_of
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
@@ -231,7 +232,7 @@ def _activations(model: Model, config: ModelConfig, work: Work) -> tuple[int, in
     return kept, recomputed + largest
 
 
-def _kind_of(block: Block) -> tuple[LayerKind, tuple[bool, ...]]:
+def _kind_of(block: Block) -> tuple[LayerKind, tuple[NormSpec | None, ...]]:
     plans = [sublayer.plan for sublayer in block.sublayers()]
     return kind_of(block), tuple(
         norm for plan in plans for norm in (plan.pre_norm, plan.inner_norm, plan.post_norm, plan.out_norm)

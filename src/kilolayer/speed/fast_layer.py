@@ -15,7 +15,7 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.feedforward import FeedForward
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
@@ -25,7 +25,7 @@ from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.fast_attention import cross_attention, self_attention
 from kilolayer.speed.fast_feedforward import feedforward, run_experts
 from kilolayer.speed.fast_view import FastView
-from kilolayer.speed.product import chance_of, normalise, project
+from kilolayer.speed.product import chance_of, is_kernel_norm, normalise, project
 from kilolayer.speed.state import State
 
 DRAWS = 2
@@ -144,7 +144,7 @@ def _join(
 
     y: the output of N_post; shift: the bias of f's last product, if it has not been added to y yet.
     """
-    assert isinstance(norm, LayerNorm | RMSNorm)
+    assert is_kernel_norm(norm)
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     assert not isinstance(branch, Tensor)
     number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
@@ -164,7 +164,7 @@ def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module |
 def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module | None) -> bool:
     """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
     return (
-        isinstance(norm, LayerNorm | RMSNorm)
+        is_kernel_norm(norm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
         and _unsupported_option(sublayer) is None
@@ -194,6 +194,9 @@ def why_unfused(block: Block) -> str | None:
             return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"
+        norm = sublayer.pre_norm if isinstance(sublayer.out_norm, nn.Identity) else sublayer.out_norm
+        if isinstance(norm, Norm) and not is_kernel_norm(norm):
+            return f"their norms are {norm.words()}"
         if isinstance(sublayer.out_norm, nn.Identity) and not isinstance(sublayer.in_scale, nn.Identity):
             return "what their functions read is scaled after its norm"
     return None

@@ -32,9 +32,10 @@ from kilolayer.layers.sublayer import Sublayer, add_scaled
 from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.inspection import PARTS as KNOWN
+from kilolayer.speed.inspection import is_known_part
 from kilolayer.speed.int8_product import Int8Product, why_not_int8
 from kilolayer.speed.packed_product import PackedProduct
+from kilolayer.speed.product import is_kernel_norm
 
 AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
 
@@ -117,7 +118,7 @@ def _is_known_sublayer(sublayer: Sublayer) -> bool:
     scaled_before_norm = isinstance(sublayer.f, Attention) and not (
         _is_absent(sublayer.f.head_scale) or _is_absent(sublayer.f.inner_norm)
     )
-    ours = all(type(module) in KNOWN for module in sublayer.modules())
+    ours = all(is_known_part(module) for module in sublayer.modules() if module is not sublayer)
     return ours and parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
 
 
@@ -310,7 +311,8 @@ def _norm(norm: nn.Module, gain: Tensor | float = 1.0) -> RowFunction:
     """The norm of rows, times `gain`."""
     if _is_absent(norm):
         return _unchanged
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    if not is_kernel_norm(norm):
+        return norm.forward if _is_one(gain) else lambda x: norm(x) * gain
     weight = norm.weight.detach() * gain
     if isinstance(norm, nn.RMSNorm):
         return partial(F.rms_norm, normalized_shape=norm.normalized_shape, weight=weight, eps=norm.eps)
