@@ -82,16 +82,23 @@ def test_a_script_compiles_and_finds_what_it_takes_of_the_package(path: Path) ->
 def test_what_is_gone_is_named() -> None:
     script = """
 import kilolayer as kl
-import kilolayer.layers.norms
-from kilolayer.layers import norm
-from kilolayer.layers.norm import LayerNorm, BatchNorm
+import kilolayer.layers.normed
+from kilolayer.layers import norms
+from kilolayer.layers.norms.layer import LayerNorm, BatchNorm
 from kilolayer.train.step import Stepper
 def later() -> None:
     from kilolayer import Decoder, Recoder
     patch("kilolayer.speed.written.LEAST_INT8", 0), patch("kilolayer.speed.written.LEAST_INT4", 0)
     kl.fast(kl.Decoder), kl.slow, kl.__version__
 """
-    gone = ["Recoder", "layers.norm.BatchNorm", "layers.norms", "slow", "speed.written.LEAST_INT4", "train.step.Stepper"]
+    gone = [
+        "Recoder",
+        "layers.normed",
+        "layers.norms.layer.BatchNorm",
+        "slow",
+        "speed.written.LEAST_INT4",
+        "train.step.Stepper",
+    ]
     assert missing(ast.parse(script)) == [f"kilolayer.{name}" for name in gone]
 
 

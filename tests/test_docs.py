@@ -57,6 +57,14 @@ def test_commands_run_as_written(command: str, monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out
 
 
+def test_the_code_that_the_design_page_quotes_is_in_the_source() -> None:
+    quoted = re.findall(r"\n\n((?:    .+\n)+)\n", (ROOT / "docs/design.md").read_text())
+    sources = ["".join(path.read_text().split()) for path in (ROOT / "src").rglob("*.py")]
+    assert quoted
+    for block in quoted:
+        assert any("".join(block.split()) in source for source in sources), block
+
+
 def test_the_first_runnable_line_comes_within_150_words() -> None:
     before = (ROOT / "README.md").read_text().partition("make quickstart")[0]
     assert len(before.split()) < 150

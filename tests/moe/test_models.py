@@ -15,7 +15,7 @@ from kilolayer import config
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
-from kilolayer.layers.block import Block, SparseBlock
+from kilolayer.layers.block import Block
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.probe.propagation import gradient_profile
@@ -87,7 +87,7 @@ def test_the_encoders_records_come_first() -> None:
 def test_experts_stand_in_the_last_of_each_group_of_layers(every: int, sparse: list[int]) -> None:
     model = build("encoder", layers=5, moe=kl.MoE(experts=4, every=every))
     blocks = model.encoder.blocks  # pyright: ignore[reportAttributeAccessIssue]
-    assert [index for index, block in enumerate(blocks, 1) if isinstance(block, SparseBlock)] == sparse
+    assert [index for index, block in enumerate(blocks, 1) if block.is_sparse] == sparse
 
 
 def test_names_say_what_they_are() -> None:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.layer import LayerNorm
+from kilolayer.layers.norms.rms import RMSNorm
 from kilolayer.operators.fused_norm import (
     can_fuse_inner_norm,
     can_fuse_residual_norm,

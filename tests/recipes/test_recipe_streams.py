@@ -12,7 +12,7 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.initialise import initialise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.stream import make_stream, state_of
-from kilolayer.layers.sublayer import PairSublayer, Sublayer
+from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
 from kilolayer.optimizers.layer_rates import layer_rates
 from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.probe.propagation import first_over_last
@@ -28,7 +28,7 @@ class FeedForwards(nn.Module):
         super().__init__()
         options, recipe, depths = LayerOptions(dim=WIDTH, heads=1, ffn_dim=2 * WIDTH), kl.recipes.get(name), Depths(layers)
         stream = recipe.stream()
-        kind = PairSublayer if stream is not None and stream.has_second else Sublayer
+        kind = ExtendedSublayer if stream is not None and stream.has_second else Sublayer
         plans = [recipe.plan(Place(Kind.FEEDFORWARD, "encoder", layer, depths)) for layer in range(1, layers + 1)]
         self.layers = nn.ModuleList(kind(FeedForward(options, plan), options, plan) for plan in plans)
         self.stream = make_stream(stream, layers, options)

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.sublayer import RoutedSublayer, Sublayer
+from kilolayer.layers.sublayer import Sublayer
+from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators import random_bits
 from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.speed.compiler import Recompute
@@ -83,7 +84,7 @@ def with_known_masks(model: Any) -> Any:
 def _ends_before_a_router(block: Any, sublayer: Sublayer) -> bool:
     """Whether no kernel joins the branch, because a router normalises the precise state: then torch's dropout draws."""
     *others, last = block.sublayers()
-    return isinstance(last, RoutedSublayer) and bool(others) and sublayer is others[-1] and last.plan.pre_norm
+    return isinstance(last.f, SparseFeedForward) and bool(others) and sublayer is others[-1] and last.plan.pre_norm
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from plain_and_fast import (
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
-from kilolayer.layers.norm import LayerNorm
+from kilolayer.layers.norms.layer import LayerNorm
 from kilolayer.operators import kernels
 from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.speed.compiler import Recompute

@@ -76,8 +76,6 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         loaded = [(tensor, tensor.clone()) for tensor in tensors if getattr(tensor, "_is_hf_initialized", False)]
         if isinstance(module, Filled):
             module.fill(Noise(self.model.seed, self._names[module]))
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.reset_parameters()
         for tensor, value in loaded:
             tensor.copy_(value)
 

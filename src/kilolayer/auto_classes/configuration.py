@@ -88,7 +88,7 @@ class KilolayerConfig(PreTrainedConfig):
         found = {"AutoConfig": type(self).__name__, "AutoModel": "KilolayerModel", **CLASSES[self.model_config.shape]}
         self.auto_map = {auto: f"{MODULE}.{name}" for auto, name in found.items()}
         Path(save_directory).mkdir(parents=True, exist_ok=True)
-        write_module(Path(save_directory), f"{MODULE}.py", type(self.model_config.recipe))
+        write_module(Path(save_directory), f"{MODULE}.py", type(self.model_config.recipe), self.model_config.norm)
         super().save_pretrained(save_directory, push_to_hub=push_to_hub, **others)
 
     @classmethod

@@ -8,6 +8,6 @@ from pathlib import Path
 from kilolayer.recipes.base import Recipe
 
 
-def write_module(folder: Path, name: str, recipe: type[Recipe]) -> None:
+def write_module(folder: Path, name: str, recipe: type[Recipe], norm: str) -> None:
     """Write this module to a folder."""
     shutil.copyfile(__file__, folder / name)

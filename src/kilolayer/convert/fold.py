@@ -19,6 +19,7 @@ from kilolayer import recipes
 from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.norms.base import Norm, norm_class
 from kilolayer.layers.position import LearnedPositions, sinusoids
 from kilolayer.layers.scale import Constant, LayerConstant, LearnedScale
 from kilolayer.layers.stack import Stack
@@ -30,7 +31,7 @@ from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.shard import refuse_part
-from kilolayer.recipes.base import Plan, Side
+from kilolayer.recipes.base import NORM, Plan, Side
 
 AnyModel = Encoder | Decoder | EncoderDecoder
 
@@ -89,11 +90,15 @@ def _check(model: AnyModel) -> None:
             fix="give an Encoder, a Decoder or an EncoderDecoder; for a model that kl.adapt has changed, use kl.bake",
         )
     refuse_part(model)
-    recipe = model.config.recipe
+    recipe, norms = model.config.recipe, norm_class(model.config.norm)
+    if not norms.is_homogeneous:
+        raise FoldError(
+            f"its norms are {norms.words()}, through which no residual scale can be moved", fix="keep the model as it is"
+        )
     for stack in model.stacks():
         plans = [sublayer.plan for sublayer in stack.sublayers()]
         start: dict[str, Any] = {"gains": {}, "init": Plan().init}
-        plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=True) for plan in plans)
+        plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=NORM) for plan in plans)
         bare = isinstance(stack.output_scale, nn.Identity) and not recipe.input_norm(stack.side, model.config.depths)
         if not plain or not bare or recipe.stream() is not None:
             raise FoldError(
@@ -168,7 +173,7 @@ def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
     for sublayer, target in zip(stack.sublayers(), plain.sublayers(), strict=True):
         scale = _scale(sublayer)
         norm = target.out_norm
-        assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+        assert isinstance(norm, Norm)
         if scale is not None:
             if before is not None or into_embedding:
                 for reader in READERS[type(target.f)]:

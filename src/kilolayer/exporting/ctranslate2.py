@@ -17,9 +17,10 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.exporting.form import folded, is_plain_stack, without_unused_tokens
 from kilolayer.exporting.source import Source
 from kilolayer.files.reading import read_bytes
+from kilolayer.layers.norms.base import norm_class
 from kilolayer.layers.stack import Stack
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 TOKENIZER_FILES = ("tokenizer.model", "tokenizer.target.model")
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH"}
@@ -35,7 +36,7 @@ def ctranslate2_files(source: Source) -> tuple[str, dict[str, bytes]]:
     plain = spell_out(model, source.positions)
     assert isinstance(plain, EncoderDecoder)
     tokenizers = Tokenizers.load(source.run.folder)
-    kind = "its layers are Pre-LN" if is_plain(model.config, Plan(pre_norm=True)) else "it has a plain Post-LN form"
+    kind = "its layers are Pre-LN" if is_plain(model.config, Plan(pre_norm=NORM)) else "it has a plain Post-LN form"
     with tempfile.TemporaryDirectory() as folder:
         _specification(specs, plain, tokenizers, left_out).save(folder)
         files = {path.name: read_bytes(path, most=path.stat().st_size) for path in sorted(Path(folder).iterdir())}
@@ -63,7 +64,7 @@ def _check(source: Source, model: AnyModel) -> None:
         f"its layers are not plain: {config.recipe.equation}": not is_plain_stack(model),
         "it has no final norm": config.final_norm is False,
         "it has experts": config.moe is not None,
-        "its norms are RMSNorms": config.norm != "layer",
+        f"its norms are {norm_class(config.norm).words()}": config.norm != "layer",
         "it has fewer heads of keys and values than of queries": config.kv_heads not in (None, config.heads),
         f"its activation is {config.activation}": config.activation not in ACTIVATIONS,
         "it has a norm on its embeddings": config.embedding_norm,
@@ -82,7 +83,7 @@ def _check(source: Source, model: AnyModel) -> None:
 def _specification(specs: Any, plain: EncoderDecoder, tokenizers: Tokenizers, left_out: int) -> Any:
     from ctranslate2.specs.common_spec import Activation
 
-    config, before = plain.config, is_plain(plain.config, Plan(pre_norm=True))
+    config, before = plain.config, is_plain(plain.config, Plan(pre_norm=NORM))
     activation = Activation[ACTIVATIONS[config.activation]]
     depths = (config.depths.encoder, config.depths.decoder)
     spec = specs.TransformerSpec.from_config(depths, config.heads, pre_norm=before, activation=activation)

@@ -24,7 +24,7 @@ from kilolayer.convert.token_rows import without_first
 from kilolayer.data.tokenizer import END, PAD, START, UNKNOWN
 from kilolayer.errors import FoldError
 from kilolayer.models.config import ModelConfig, Shape
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 CLASSES: dict[Shape, tuple[ForeignClass, ...]] = {
     "encoder_decoder": (Marian(), Pegasus()),
@@ -102,7 +102,7 @@ def _classes(config: ModelConfig) -> list[ForeignClass]:
 
 def is_plain_stack(model: AnyModel) -> bool:
     """Whether the layers are plain Post-LN or Pre-LN."""
-    return any(is_plain(model.config, plan) for plan in (Plan(out_norm=True), Plan(pre_norm=True)))
+    return any(is_plain(model.config, plan) for plan in (Plan(out_norm=NORM), Plan(pre_norm=NORM)))
 
 
 def folded(model: AnyModel, positions: int) -> AnyModel:

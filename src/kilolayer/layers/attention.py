@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.mask import Mask, causal_grid
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import nn
 
@@ -15,25 +14,13 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.options import LayerOptions
-from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
-from kilolayer.layers.stream import LayerState
-from kilolayer.layers.sublayer import PairSublayer, RoutedPairSublayer, RoutedSublayer, Sublayer
+from kilolayer.layers.stream import LayerOutput, LayerState
+from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
 from kilolayer.layers.view import View
 from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
 
 FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAttention, Kind.FEEDFORWARD: FeedForward}
-
-
-class LayerOutput(NamedTuple):
-    """The output of one layer.
-
-    states: [batch, length, dim], or a Pair of such tensors if the recipe's stream carries a second state.
-    routing: statistics of how a layer with experts routed its tokens; None in a dense layer.
-    """
-
-    states: LayerState
-    routing: Routing | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +36,7 @@ class Sparsity:
 
 
 class Block(nn.Module):
-    """Self-attention followed by a feed-forward network: [batch, length, dim] to [batch, length, dim]."""
+    """Self-attention followed by a feed-forward network, or by experts: [batch, length, dim] to [batch, length, dim]."""
 
     self_attention: Sublayer
     feedforward: Sublayer
@@ -64,21 +51,21 @@ class Block(nn.Module):
         sparsity: Sparsity | None = None,
     ) -> None:
         super().__init__()
+        self.is_sparse = sparsity is not None
         drop_path = options.drop_path * layer / depths.of(side)
         shared: nn.Module | None = None
         stream = recipe.stream()
-        plain, routed = (PairSublayer, RoutedPairSublayer) if stream and stream.has_second else (Sublayer, RoutedSublayer)
+        has_second = stream is not None and stream.has_second
 
         def sublayer(kind: Kind) -> Sublayer:
             nonlocal shared
             plan = recipe.sublayer_plan(Place(kind, side, layer, depths))
             if shared is None and _shares_branch(plan):
                 shared = make_scale(plan.branch, options.dim)
-            if sparsity is not None and kind is Kind.FEEDFORWARD:
-                residual, make = routed, sparsity.make
-            else:
-                residual, make = plain, FUNCTIONS[kind]
-            return residual(make(options, plan), options, plan, drop_path=drop_path, layer_branch=shared)
+            experts = None if kind is not Kind.FEEDFORWARD else sparsity
+            f = FUNCTIONS[kind](options, plan) if experts is None else experts.make(options, plan)
+            form = Sublayer if experts is None and not has_second else ExtendedSublayer
+            return form(f, options, plan, drop_path=drop_path, layer_branch=shared)
 
         for kind in self.kinds():
             self.add_module(kind, sublayer(kind))
@@ -95,15 +82,12 @@ class Block(nn.Module):
 
     def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return LayerOutput(self.feedforward(x))
+        return self.run_feedforward(x, view)
 
-
-class SparseBlock(Block):
-    """A block whose feed-forward network is a mixture of experts."""
-
-    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return LayerOutput(*self.feedforward(x, view.real))
+    def run_feedforward(self, x: LayerState, view: View) -> LayerOutput:
+        """The last sublayer; experts are also told which positions are real."""
+        y = self.feedforward(x, view.real) if self.is_sparse else self.feedforward(x)
+        return y if isinstance(y, LayerOutput) else LayerOutput(y)
 
 
 class CrossBlock(Block):
@@ -118,26 +102,15 @@ class CrossBlock(Block):
     def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
         x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
         x = self.cross_attention(x, view.memory, view.memory_mask, cache)
-        return LayerOutput(self.feedforward(x))
-
-
-class SparseCrossBlock(CrossBlock):
-    """A block that attends to an encoder's output and whose feed-forward network is a mixture of experts."""
-
-    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
-        return LayerOutput(*self.feedforward(x, view.real))
+        return self.run_feedforward(x, view)
 
 
 def make_block(
     options: LayerOptions, recipe: Recipe, side: Side, layer: int, depths: Depths, sparsity: Sparsity | None = None
 ) -> Block:
     """Build the block of one layer, counted from 1."""
-    reads = side == "decoder" and depths.paired
-    if sparsity is None or not sparsity.has(layer):
-        return (CrossBlock if reads else Block)(options, recipe, side, layer, depths)
-    return (SparseCrossBlock if reads else SparseBlock)(options, recipe, side, layer, depths, sparsity)
+    kind = CrossBlock if side == "decoder" and depths.paired else Block
+    return kind(options, recipe, side, layer, depths, sparsity if sparsity is not None and sparsity.has(layer) else None)
 
 
 def _shares_branch(plan: Plan) -> bool:

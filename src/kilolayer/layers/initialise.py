@@ -78,8 +78,6 @@ def initialise(model: nn.Module, seed: int) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Filled):
             module.fill(Noise(seed, name))
-        elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-            module.reset_parameters()
         else:
             owned = [*module._parameters, *module._buffers]
             if owned:

@@ -7,9 +7,9 @@ from typing import Literal
 
 from kilolayer.config import bounded, check
 from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.layers.norms.registry import check_norm_name
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
-Norm = Literal["layer", "rms"]
 Positions = Literal["sinusoidal", "learned", "rotary", "xpos", "t5", "none"]
 
 
@@ -27,8 +27,8 @@ class LayerOptions:
     """Hidden width of the feed-forward network."""
     activation: Activation = "relu"
     """Activation of the feed-forward network; gelu_tanh is GPT-2's approximation of GELU, silu is also known as swish."""
-    norm: Norm = "layer"
-    """LayerNorm or RMSNorm, wherever the recipe puts a norm."""
+    norm: str = "layer"
+    """The norm wherever the recipe puts one: layer (LayerNorm), rms (RMSNorm), or a class of your own as my_module:MyNorm."""
     norm_eps: float = bounded(1e-5, above=0, most=1)
     """Added to the variance inside a norm."""
     positions: Positions = "sinusoidal"
@@ -47,6 +47,7 @@ class LayerOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        check_norm_name(self.norm)
         self._check_heads()
         self._check_positions()
 

@@ -18,7 +18,7 @@ from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, Sparsity, make_block
 from kilolayer.layers.cache import Cache, KeyCache
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions
 from kilolayer.layers.routing import Routing
@@ -26,7 +26,7 @@ from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, place
-from kilolayer.recipes.base import Depths, Kind, Learned, Recipe, Side
+from kilolayer.recipes.base import NORM, Depths, Kind, Learned, Recipe, Side, norm_spec
 
 AttentionWeights = tuple[Tensor | None, ...]
 """[batch, heads, queries, keys] for each layer; None for a layer whose attention is a user's own module."""
@@ -81,7 +81,7 @@ class Stack(nn.Module):
         self.side: Side = side
         top = recipe.top(side, depths)
         self.positions = Positions(options, side)
-        self.input_norm = make_norm(input_norm or recipe.input_norm(side, depths), options.dim, options)
+        self.input_norm = make_norm(NORM if input_norm else norm_spec(recipe.input_norm(side, depths)), options.dim, options)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(
             make_block(options, recipe, side, layer, depths, sparsity) for layer in range(1, depths.of(side) + 1)
@@ -89,7 +89,7 @@ class Stack(nn.Module):
         if first_eps is not None:
             self.sublayers()[0].set_out_eps(first_eps)
         self.stream = make_stream(recipe.stream(), len(self.blocks), options)
-        self.top_norm = make_norm(top.norm and final_norm is not False, options.dim, options)
+        self.top_norm = make_norm(None if final_norm is False else top.norm, options.dim, options)
         self.top_shift = make_shift(top.shift)
         self.top_scale = make_scale(Learned(1.0, "scalar") if top.scale else 1.0, options.dim)
         self.output_scale = make_scale(output_factor, options.dim)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
+from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
-from kilolayer.recipes.base import Anchor, Combination, LayerInput, RunningSum, Stream
+from kilolayer.recipes.base import NORM, Anchor, Combination, LayerInput, RunningSum, Stream
 
 
 class Pair(NamedTuple):
@@ -29,6 +30,17 @@ class Pair(NamedTuple):
 
 LayerState = Tensor | Pair
 """The input and output of a layer."""
+
+
+class LayerOutput(NamedTuple):
+    """The output of one layer.
+
+    states: [batch, length, dim], or a Pair of such tensors if the recipe's stream carries a second state.
+    routing: statistics of how a layer with experts routed its tokens; None in a dense layer.
+    """
+
+    states: LayerState
+    routing: Routing | None = None
 
 
 def state_of(y: LayerState) -> Tensor:
@@ -107,7 +119,7 @@ class LatestWithSum(StackStream):
     def __init__(self, running: RunningSum, options: LayerOptions) -> None:
         super().__init__()
         self.scale = running.scale
-        self.norm = make_norm(True, options.dim, options)
+        self.norm = make_norm(NORM, options.dim, options)
 
     def begin(self, x: Tensor) -> Pair:
         return Pair(x, self.scale * x)
@@ -168,7 +180,7 @@ class LayerCombination(StackStream):
         super().__init__()
         self.normalises_each = combination.normalise == "each"
         self.weight = nn.Parameter(torch.empty(layers + 1, layers + 1))
-        self.norms = nn.ModuleList(make_norm(True, options.dim, options) for _ in range(layers))
+        self.norms = nn.ModuleList(make_norm(NORM, options.dim, options) for _ in range(layers))
 
     def fill(self, noise: Noise) -> None:
         rows = torch.arange(1, len(self.weight) + 1, device=self.weight.device, dtype=self.weight.dtype)

@@ -7,18 +7,16 @@ f is attention or a feed-forward network. Post-LN has N_out only, Pre-LN has N_p
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import Norm, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale
-from kilolayer.layers.stream import Pair
+from kilolayer.layers.stream import LayerOutput, LayerState, Pair, state_of
 from kilolayer.recipes.base import Plan
 
 
@@ -54,7 +52,6 @@ class Sublayer(nn.Module):
     layer_branch: the branch scale of a recipe that shares one among the sublayers of a layer; the block owns it.
     """
 
-    f: Any
     branch: nn.Module
 
     def __init__(
@@ -84,60 +81,43 @@ class Sublayer(nn.Module):
 
     def set_out_eps(self, eps: float) -> None:
         """Set the eps of N_out, which differs in the first sublayer of a folded stack."""
-        if not isinstance(self.out_norm, nn.LayerNorm | nn.RMSNorm):
+        if not isinstance(self.out_norm, Norm):
             raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
         self.out_norm.eps = eps
 
-    def forward(self, x: Any, *seen: Any) -> Any:
-        """[batch, length, dim] to the same shape; seen: the further arguments of f, such as masks."""
-        return self.join(x, self.f(self.read(x), *seen))
-
-    def read(self, x: Any) -> Tensor:
-        """The input of f: in_scale * N_pre(x)."""
-        return self.in_scale(self.pre_norm(x))
-
-    def join(self, x: Any, y: Tensor) -> Any:
-        """N_out(skip * x + scaled(y)), where y is the output of f."""
-        return self.out_norm(self.skip(x) + self.scaled(y))
-
-    def scaled(self, y: Tensor) -> Tensor:
-        """branch * N_post(y), with dropout and drop path."""
-        return self.branch(self.drop_path(self.dropout(self.post_norm(y))))
+    def forward(self, x: Tensor, *inputs: object) -> Tensor:
+        """[batch, length, dim] to the same shape; inputs: the further arguments of f, such as masks."""
+        y = self.post_norm(self.f(self.in_scale(self.pre_norm(x)), *inputs))
+        return self.out_norm(self.skip(x) + self.branch(self.drop_path(self.dropout(y))))
 
 
-class RoutedSublayer(Sublayer):
-    """A sublayer whose f is a mixture of experts and also returns its routing statistics."""
-
-    def forward(self, x: Any, *seen: Any) -> tuple[Any, Routing]:
-        y, routing = self.f(self.read(x), *seen)
-        return self.join(x, y), routing
-
-
-class PairSublayer(Sublayer):
-    """A sublayer that also reads and updates a second state z:
+class ExtendedSublayer(Sublayer):
+    """A sublayer that passes on more than x: a second state z, the routing of the experts in f, or both.
 
         b = branch * N_post( f( in_scale * N_pre(x) ) )
         y = N_out( skip * x + b + second_in * z ),    z' = z + second_out * b
 
-    x, y and z: [batch, length, dim].
+    x, y and z: [batch, length, dim]. With a second state, x and y are a `Pair`; with experts, the output is a `LayerOutput`.
     """
 
-    def read(self, x: Pair) -> Tensor:
-        return super().read(x.x)
+    def forward(self, x: LayerState, *inputs: object) -> LayerState | LayerOutput:  # pyright: ignore[reportIncompatibleMethodOverride]
+        y, routing = split_routing(self.f(self.in_scale(self.pre_norm(state_of(x))), *inputs))
+        states = self.add(x, self.branch(self.drop_path(self.dropout(self.post_norm(y)))))
+        return states if routing is None else LayerOutput(states, routing)
 
-    def join(self, x: Pair, y: Tensor) -> Pair:
-        total, second = self.add(x, self.scaled(y))
-        return Pair(self.out_norm(total), second)
-
-    def add(self, x: Pair, branch: Tensor) -> Pair:
-        """The input of N_out, and the second state for the next sublayer."""
-        total, second = self.skip(x.x) + branch, x.second
-        if self.plan.second_in:
-            total = torch.add(total, second, alpha=self.plan.second_in)
-        if self.plan.second_out:
-            second = torch.add(second, branch, alpha=self.plan.second_out)
-        return Pair(total, second)
+    def add(self, x: LayerState, branch: Tensor) -> LayerState:
+        """y and, if x is a pair, z'."""
+        if not isinstance(x, Pair):
+            return self.out_norm(self.skip(x) + branch)
+        total = add_scaled(self.skip(x.x) + branch, self.plan.second_in, x.second)
+        return Pair(self.out_norm(total), add_scaled(x.second, self.plan.second_out, branch))
 
 
-class RoutedPairSublayer(PairSublayer, RoutedSublayer):
-    """A `PairSublayer` whose f is a mixture of experts."""
+def split_routing(y: Tensor | tuple[Tensor, Routing]) -> tuple[Tensor, Routing | None]:
+    """What f returns as (output, routing); the routing is None if f has no experts."""
+    return y if isinstance(y, tuple) else (y, None)
+
+
+def add_scaled(x: Tensor, factor: float, y: Tensor) -> Tensor:
+    """x + factor * y; x itself if the factor is 0."""
+    return torch.add(x, y, alpha=factor) if factor else x

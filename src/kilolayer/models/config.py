@@ -156,7 +156,7 @@ class ModelConfig(LayerOptions):
         default = {each.name: each.default for each in dataclasses.fields(LayerOptions)}
         changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
-        normed = any(plan.pre_norm or plan.inner_norm or plan.post_norm or plan.out_norm for plan in plans)
+        normed = any(plan.norms for plan in plans)
         if changed and not normed and not self.embedding_norm:
             raise IdleOptionError(
                 f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms",

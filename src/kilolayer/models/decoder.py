@@ -8,7 +8,7 @@ from torch import Tensor
 from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.layers.options import Activation, Positions
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput
@@ -31,7 +31,7 @@ class Decoder(Model):
         *,
         kv_heads: int | None = None,
         activation: Activation = "relu",
-        norm: Norm = "layer",
+        norm: str = "layer",
         norm_eps: float = 1e-5,
         positions: Positions = "sinusoidal",
         max_length: int | None = None,

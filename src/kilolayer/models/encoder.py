@@ -11,7 +11,7 @@ from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.embedding import TokenTypes, check_range
-from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.layers.options import Activation, Positions
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
@@ -38,7 +38,7 @@ class Encoder(Model):
         *,
         kv_heads: int | None = None,
         activation: Activation = "relu",
-        norm: Norm = "layer",
+        norm: str = "layer",
         norm_eps: float = 1e-5,
         positions: Positions = "sinusoidal",
         max_length: int | None = None,

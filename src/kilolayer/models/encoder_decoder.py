@@ -12,7 +12,7 @@ from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.options import Activation, Norm, Positions
+from kilolayer.layers.options import Activation, Positions
 from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
@@ -42,7 +42,7 @@ class EncoderDecoder(Model):
         source_vocab_size: int | None = None,
         kv_heads: int | None = None,
         activation: Activation = "relu",
-        norm: Norm = "layer",
+        norm: str = "layer",
         norm_eps: float = 1e-5,
         positions: Positions = "sinusoidal",
         max_length: int | None = None,

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import ACTIVATIONS
 from kilolayer.layers.initialise import Noise
-from kilolayer.layers.norm import make_norm
+from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 from kilolayer.recipes.role import Role
 
 NEVER = -1e4
@@ -24,7 +24,7 @@ class OutputTransform(nn.Module):
         super().__init__()
         self.dense = Projection(options.dim, [(Role.HEAD, options.dim)], Plan())
         self.activation = ACTIVATIONS[options.activation]()
-        self.norm = make_norm(True, options.dim, options)
+        self.norm = make_norm(NORM, options.dim, options)
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to the same shape."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kilolayer.errors import OptionError
 from kilolayer.layers.feedforward import ACTIVATIONS
 from kilolayer.layers.initialise import Noise
+from kilolayer.layers.norms.base import Norm, norm_class
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
 from kilolayer.moe.groups import Groups, multiply_groups, spread
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NormSpec, Plan
 from kilolayer.recipes.role import Role
 
 
@@ -55,36 +56,37 @@ class ExpertProjection(nn.Module):
         return ", ".join(f"{experts} x {role}: {rows} x {inputs}" for role, rows in self.parts)
 
 
-class ExpertNorm(nn.Module):
+class ExpertNorm(Norm):
     """One norm per expert, over the last axis: weight [experts, size]; bias [experts, size], absent for RMSNorm."""
 
-    def __init__(
-        self,
-        experts: int,
-        size: int,
-        options: LayerOptions,
-    ) -> None:
-        super().__init__()
-        self.eps = options.norm_eps
-        self.weight = nn.Parameter(torch.empty(experts, size))
-        layer = options.norm == "layer"
-        self.bias = nn.Parameter(torch.empty(experts, size)) if layer else None
+    weight: nn.Parameter
+    bias: nn.Parameter | None
 
-    def fill(self, noise: Noise) -> None:
+    def __init__(self, spec: NormSpec, experts: int, size: int, options: LayerOptions) -> None:
+        super().__init__()
+        self.kind = norm_class(options.norm if spec.kind is None else spec.kind)
+        if self.kind.normalise is Norm.normalise:
+            raise OptionError(
+                f"experts cannot have {self.kind.words()} inside, because this class has no `normalise`",
+                fix="define it, or choose a recipe without inner norms",
+            )
+        self.eps = options.norm_eps if spec.eps is None else spec.eps
+        self.weight = nn.Parameter(torch.empty(experts, size))
+        self.bias = nn.Parameter(torch.empty(experts, size)) if self.kind.has_bias else None
+
+    def reset_parameters(self) -> None:
         self.weight.fill_(1.0)
         if self.bias is not None:
             self.bias.zero_()
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, size] to the same shape, in the dtype of the weights."""
-        return self.normalise(rows, spread(self.weight, groups), None if self.bias is None else spread(self.bias, groups))
+        return self.scaled(rows, spread(self.weight, groups), None if self.bias is None else spread(self.bias, groups))
 
-    def normalise(self, rows: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    def scaled(self, rows: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
         """As `forward`, with the gain and bias of each row: [rows, size] each."""
-        rows, size = rows.to(self.weight.dtype), self.weight.shape[1:]
-        if bias is None:
-            return F.rms_norm(rows, size, eps=self.eps) * gain
-        return F.layer_norm(rows, size, eps=self.eps) * gain + bias
+        normed = self.kind.normalise(rows.to(self.weight.dtype), self.eps) * gain
+        return normed if bias is None else normed + bias
 
 
 class Unnormed(nn.Module):
@@ -113,7 +115,9 @@ class Experts(nn.Module):
         self.activation_shift = make_shift(plan.shifts)
         self.activation = ACTIVATIONS[options.activation]()
         self.dropout = nn.Dropout(options.activation_dropout) if options.activation_dropout else nn.Identity()
-        self.inner_norm = ExpertNorm(experts, options.ffn_dim, options) if plan.inner_norm else Unnormed()
+        self.inner_norm = (
+            Unnormed() if plan.inner_norm is None else ExpertNorm(plan.inner_norm, experts, options.ffn_dim, options)
+        )
         self.output_shift = make_shift(plan.shifts)
         self.output = ExpertProjection(experts, options.ffn_dim, [(Role.FFN_OUT, options.dim)], plan)
 

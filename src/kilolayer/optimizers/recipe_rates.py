@@ -9,16 +9,15 @@ from torch import nn
 
 from kilolayer.convert.adapt.rates import adapted_rates
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import Model
-from kilolayer.moe.experts import ExpertNorm, ExpertProjection
+from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Part, Rates, Side
 from kilolayer.recipes.role import Role
-
-NORMS = nn.LayerNorm | nn.RMSNorm | ExpertNorm
 
 
 def recipe_rates(model: nn.Module) -> dict[nn.Parameter, Rates]:
@@ -72,7 +71,7 @@ def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> s
             return {Part.EMBEDDING}
         case VocabularyProjection():
             return {Part.VOCABULARY}
-        case _ if isinstance(module, NORMS) and usual is Part.SCALE:
+        case Norm() if usual is Part.SCALE:
             return {Part.NORM}
         case _:
             return {usual}

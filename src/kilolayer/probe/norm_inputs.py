@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from kilolayer.layers.norms.base import Norm
 from kilolayer.models.model import Model
-from kilolayer.moe.experts import ExpertNorm
 from kilolayer.moe.groups import Groups
 from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, root_mean_square, table_by_place
 from kilolayer.probe.propagation import Loss
@@ -20,7 +20,7 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
     with forward_hooks(model) as hooks:
         for stack in hooks.stacks:
             for name, module in stack.named_modules():
-                if isinstance(module, nn.LayerNorm | nn.RMSNorm | ExpertNorm):
+                if isinstance(module, Norm):
                     key = layer_and_place(name)
 
                     def record(

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kilolayer.layers.block import Block, LayerOutput
-from kilolayer.layers.stream import state_of
+from kilolayer.layers.block import Block
+from kilolayer.layers.stream import LayerOutput, state_of
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByLayer, compute, forward_hooks
 from kilolayer.probe.propagation import Loss

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kilolayer.layers.block import Block, LayerOutput
-from kilolayer.layers.stream import state_of
+from kilolayer.layers.block import Block
+from kilolayer.layers.stream import LayerOutput, state_of
 from kilolayer.models.model import Model
 from kilolayer.probe.places import ByLayer, compute, forward_hooks, root_mean_square
 from kilolayer.probe.propagation import Loss

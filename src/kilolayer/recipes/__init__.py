@@ -9,6 +9,7 @@ import pkgutil
 
 from kilolayer.config import bounded
 from kilolayer.recipes.base import (
+    NORM,
     Anchor,
     Combination,
     Constants,
@@ -16,6 +17,7 @@ from kilolayer.recipes.base import (
     Kind,
     LayerInput,
     Learned,
+    NormSpec,
     Part,
     PerLayer,
     Place,
@@ -36,6 +38,7 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "DEFAULT",
     "EVERY_MATRIX",
+    "NORM",
     "PLAIN",
     "PLAIN_PRE",
     "VALUE_PATH",
@@ -46,6 +49,7 @@ __all__ = [
     "Kind",
     "LayerInput",
     "Learned",
+    "NormSpec",
     "Part",
     "PerLayer",
     "Place",

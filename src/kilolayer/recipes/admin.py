@@ -7,7 +7,7 @@ from math import log, sqrt
 from typing import ClassVar, Literal
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Learned, Place, Plan, Recipe, Side
 from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
@@ -69,7 +69,7 @@ class Admin(Recipe):
         start = self._closed(place.side, place.depths) if self.start == "closed" else 1.0
         released = self.start == "released"
         omega = Learned(start, "vector", trainable=released or self.weight == "trainable")
-        return Plan(out_norm=True, skip=omega)
+        return Plan(out_norm=NORM, skip=omega)
 
     def calibration(self) -> Literal["running", "summed"] | None:
         return {"released": "running", "paper": "summed", "closed": None}[self.start]

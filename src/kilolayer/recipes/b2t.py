@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Kind, LayerInput, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import EVERY_MATRIX, Role
 
@@ -41,7 +41,7 @@ class B2T(Recipe):
 
     def plan(self, place: Place) -> Plan:
         gains: dict[Role, float] = {role: 1 / sqrt(place.layers) for role in EVERY_MATRIX} if self.rescale else {}
-        return Plan(out_norm=True, second_in=1.0 if place.kind is Kind.FEEDFORWARD else 0.0, gains=gains)
+        return Plan(out_norm=NORM, second_in=1.0 if place.kind is Kind.FEEDFORWARD else 0.0, gains=gains)
 
     def stream(self) -> LayerInput:
         return LayerInput()

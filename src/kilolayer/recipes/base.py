@@ -28,7 +28,7 @@ from kilolayer.recipes.role import Role
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
 """The most layers that a stack may have."""
-RETURN_PLAN = "return a plan from it: return kilolayer.recipes.Plan(pre_norm=True)"
+RETURN_PLAN = "return a plan from it: return kilolayer.recipes.Plan(pre_norm=kilolayer.recipes.NORM)"
 WRITE_PLAN = "write `def plan(self, place)` in it, which returns a kilolayer.recipes.Plan"
 WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
@@ -146,13 +146,30 @@ Scale = float | PerLayer | Learned
 
 
 @dataclass(frozen=True)
+class NormSpec:
+    """A norm in a plan. kind: its name or `module:Class`; None: as the model's option `norm`. eps: None: as `norm_eps`."""
+
+    kind: str | None = None
+    eps: float | None = None
+
+
+NORM = NormSpec()
+"""The model's own norm."""
+
+
+def norm_spec(norm: NormSpec | bool | None) -> NormSpec | None:
+    """A norm in the forms in which a recipe may give it: True is the model's own norm, False is none."""
+    return NORM if norm is True else norm or None
+
+
+@dataclass(frozen=True)
 class Plan:
     """One sublayer: its norms, its scales, and the initialisation of its projections."""
 
-    pre_norm: bool = False
-    inner_norm: bool = False  # before the output projection of f
-    post_norm: bool = False
-    out_norm: bool = False
+    pre_norm: NormSpec | None = None
+    inner_norm: NormSpec | None = None  # before the output projection of f
+    post_norm: NormSpec | None = None
+    out_norm: NormSpec | None = None
     skip: Scale = 1.0
     branch: Scale = 1.0
     in_scale: Scale = 1.0
@@ -164,6 +181,16 @@ class Plan:
     second_in: float = 0.0  # factor on the second state, inside N_out
     second_out: float = 0.0  # factor on the branch where it is added to the second state
 
+    def __post_init__(self) -> None:
+        for name in ("pre_norm", "inner_norm", "post_norm", "out_norm"):
+            object.__setattr__(self, name, norm_spec(getattr(self, name)))
+
+    @property
+    def norms(self) -> tuple[NormSpec, ...]:
+        """The norms that are present."""
+        found = (self.pre_norm, self.inner_norm, self.post_norm, self.out_norm)
+        return tuple(norm for norm in found if norm is not None)
+
     def gain(self, role: Role) -> float:
         """The factor on the initial weights that `init` draws."""
         return self.gains.get(role, 1.0)
@@ -173,9 +200,12 @@ class Plan:
 class Top:
     """What follows the last layer of a stack."""
 
-    norm: bool = False
+    norm: NormSpec | None = None
     shift: bool = False
     scale: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "norm", norm_spec(self.norm))
 
 
 @dataclass(frozen=True)
@@ -344,9 +374,9 @@ class Recipe:
         """What follows the last layer."""
         return Top()
 
-    def input_norm(self, side: Side, depths: Depths) -> bool:
-        """Whether a norm precedes the first layer, on the sum of embeddings and positions."""
-        return False
+    def input_norm(self, side: Side, depths: Depths) -> NormSpec | None:
+        """The norm before the first layer, on the sum of embeddings and positions; None if there is none."""
+        return None
 
     def output_factor(self, width: int) -> float:
         """The factor on the states before the output vocabulary scores them, in a model of this width (`dim`)."""

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Part, Place, Plan, Rates, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Constants, Depths, Part, Place, Plan, Rates, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import Role
 
@@ -65,10 +65,10 @@ class CompleteP(Recipe):
         return Constants(branch=self._depth(side, depths) ** -self.alpha)
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True, branch=self.constants(place.side, place.depths).branch)
+        return Plan(pre_norm=NORM, branch=self.constants(place.side, place.depths).branch)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)
 
     def output_factor(self, width: int) -> float:
         return (width / self.base_width) ** -0.5

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import VALUE_PATH
 
@@ -57,4 +57,4 @@ class DeepNorm(Recipe):
 
     def plan(self, place: Place) -> Plan:
         constants = self.constants(place.side, place.depths)
-        return Plan(out_norm=True, skip=constants.alpha, gains=dict.fromkeys(VALUE_PATH, constants.beta))
+        return Plan(out_norm=NORM, skip=constants.alpha, gains=dict.fromkeys(VALUE_PATH, constants.beta))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from kilolayer.recipes.base import Combination, Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Combination, Depths, NormSpec, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 
@@ -32,10 +32,13 @@ class DLCL(Recipe):
     )
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=self.norm == "pre", out_norm=self.norm == "post")
+        return Plan(pre_norm=self._norm("pre"), out_norm=self._norm("post"))
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=self.norm == "pre")
+        return Top(norm=self._norm("pre"))
 
     def stream(self) -> Combination:
         return Combination("each" if self.norm == "pre" else "sum")
+
+    def _norm(self, place: Literal["pre", "post"]) -> NormSpec | None:
+        return NORM if self.norm == place else None

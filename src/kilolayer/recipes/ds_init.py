@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import EVERY_MATRIX
@@ -38,7 +38,7 @@ class DSInit(Recipe):
         return "xavier_uniform"
 
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)))
+        return Plan(out_norm=NORM, gains=dict.fromkeys(EVERY_MATRIX, self._gain(place.layer)))
 
     def _gain(self, layer: int) -> float:
         factor = self.alpha / layer**0.5

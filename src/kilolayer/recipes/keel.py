@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
 
 
@@ -32,4 +32,4 @@ class Keel(Recipe):
         return Constants(alpha=float(depths.sublayers(side)))
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True, out_norm=True, skip=self.constants(place.side, place.depths).alpha)
+        return Plan(pre_norm=NORM, out_norm=NORM, skip=self.constants(place.side, place.depths).alpha)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Constants, Depths, Learned, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Constants, Depths, Learned, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 
@@ -36,10 +36,10 @@ class LayerScale(Recipe):
         return Constants(start=self._start(depths.of(side)))
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True, branch=Learned(self._start(place.layers), "vector"))
+        return Plan(pre_norm=NORM, branch=Learned(self._start(place.layers), "vector"))
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)
 
     def _start(self, layers: int) -> float:
         if self.start is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, PerLayer, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Constants, Depths, PerLayer, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 
@@ -34,7 +34,7 @@ class LayerNormScaling(Recipe):
         return Constants(first_layer_scale=1.0, last_layer_scale=1 / sqrt(depths.of(side)))
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True, in_scale=PerLayer(1 / sqrt(place.layer)))
+        return Plan(pre_norm=NORM, in_scale=PerLayer(1 / sqrt(place.layer)))
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)

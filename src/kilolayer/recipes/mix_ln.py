@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Constants, Depths, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 
@@ -39,10 +39,10 @@ class MixLN(Recipe):
 
     def plan(self, place: Place) -> Plan:
         post = place.layer <= self._post_layers(place.side, place.depths)
-        return Plan(pre_norm=not post, out_norm=post)
+        return Plan(out_norm=NORM) if post else Plan(pre_norm=NORM)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)
 
     def _post_layers(self, side: Side, depths: Depths) -> int:
         return max(1, int(self.share * depths.of(side)))

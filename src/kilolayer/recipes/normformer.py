@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Depths, Kind, Learned, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
@@ -47,9 +47,9 @@ class NormFormer(Recipe):
     def plan(self, place: Place) -> Plan:
         if place.kind is Kind.FEEDFORWARD:
             skip = Learned(1.0, "vector") if self.residual_scale else 1.0
-            return Plan(pre_norm=True, inner_norm=True, skip=skip)
+            return Plan(pre_norm=NORM, inner_norm=NORM, skip=skip)
         changed = place.kind is Kind.SELF_ATTENTION or self.cross_attention
-        return Plan(pre_norm=True, post_norm=changed, head_scale=changed)
+        return Plan(pre_norm=NORM, post_norm=NORM if changed else None, head_scale=changed)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Depths, NormSpec, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 
@@ -32,10 +32,10 @@ class PeriLN(Recipe):
     )
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True, post_norm=True)
+        return Plan(pre_norm=NORM, post_norm=NORM)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)
 
-    def input_norm(self, side: Side, depths: Depths) -> bool:
-        return self.embedding_norm
+    def input_norm(self, side: Side, depths: Depths) -> NormSpec | None:
+        return NORM if self.embedding_norm else None

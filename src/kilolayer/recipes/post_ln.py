@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Depths, Place, Plan, Recipe
+from kilolayer.recipes.base import NORM, Depths, Place, Plan, Recipe
 from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
@@ -27,4 +27,4 @@ class PostLN(Recipe):
         return "torch" if depths.paired else "xavier"
 
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True)
+        return Plan(out_norm=NORM)

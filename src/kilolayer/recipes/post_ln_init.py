@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import NORM, Constants, Depths, Place, Plan, Recipe, Side
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import EVERY_MATRIX
 
@@ -28,4 +28,4 @@ class PostLNInit(Recipe):
         return Constants(first_layer_gain=1 / depths.of(side), last_layer_gain=1.0)
 
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True, gains=dict.fromkeys(EVERY_MATRIX, 1 / (place.layers - place.layer + 1)))
+        return Plan(out_norm=NORM, gains=dict.fromkeys(EVERY_MATRIX, 1 / (place.layers - place.layer + 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kilolayer.recipes.base import Depths, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Depths, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.init import InitName
 from kilolayer.recipes.registry import register
 
@@ -27,7 +27,7 @@ class PreLN(Recipe):
         return "torch" if depths.paired else "xavier"
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True)
+        return Plan(pre_norm=NORM)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Place, Plan, Recipe, RunningSum
+from kilolayer.recipes.base import NORM, Place, Plan, Recipe, RunningSum
 from kilolayer.recipes.registry import register
 
 
@@ -36,7 +36,7 @@ class ResiDual(Recipe):
     )
 
     def plan(self, place: Place) -> Plan:
-        return Plan(out_norm=True, second_out=self.scale)
+        return Plan(out_norm=NORM, second_out=self.scale)
 
     def stream(self) -> RunningSum:
         return RunningSum(self.scale)

@@ -7,7 +7,7 @@ from math import log, sqrt
 from typing import ClassVar
 
 from kilolayer.errors import OptionError
-from kilolayer.recipes.base import Constants, Depths, Kind, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Constants, Depths, Kind, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 from kilolayer.recipes.role import VALUE_PATH
 
@@ -50,7 +50,7 @@ class SubLN(Recipe):
         gamma = self.constants(place.side, place.depths).gamma
         cross = place.kind is Kind.CROSS_ATTENTION
         scaled = self.cross_gain or not cross
-        return Plan(pre_norm=True, inner_norm=not cross, gains=dict.fromkeys(VALUE_PATH, gamma) if scaled else {})
+        return Plan(pre_norm=NORM, inner_norm=None if cross else NORM, gains=dict.fromkeys(VALUE_PATH, gamma) if scaled else {})
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kilolayer.config import bounded
-from kilolayer.recipes.base import Anchor, Depths, Learned, Place, Plan, Recipe, Side, Top
+from kilolayer.recipes.base import NORM, Anchor, Depths, Learned, NormSpec, Place, Plan, Recipe, Side, Top
 from kilolayer.recipes.registry import register
 
 KEEP_RATE = 0.01  # factor on the learning rate, small because the product of all r below a layer scales its state
@@ -40,13 +40,13 @@ class X0Residual(Recipe):
     )
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=True)
+        return Plan(pre_norm=NORM)
 
     def top(self, side: Side, depths: Depths) -> Top:
-        return Top(norm=True)
+        return Top(norm=NORM)
 
-    def input_norm(self, side: Side, depths: Depths) -> bool:
-        return True
+    def input_norm(self, side: Side, depths: Depths) -> NormSpec:
+        return NORM
 
     def stream(self) -> Anchor:
         return Anchor(keep=Learned(1.0, "scalar", rate=KEEP_RATE), add=Learned(self.start, "scalar"))

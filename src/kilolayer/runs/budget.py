@@ -24,6 +24,7 @@ from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
 from kilolayer.optimizers import registry as optimizers
 from kilolayer.optimizers.base import UpdateRule
+from kilolayer.recipes.base import NormSpec
 from kilolayer.runtime.runtime import Runtime
 from kilolayer.training.chosen_runtime import choose_runtime
 
@@ -226,10 +227,12 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
     return kept, recomputed + largest
 
 
-def _kind_of(block: Block) -> tuple[type, tuple[bool, ...]]:
+def _kind_of(block: Block) -> tuple[type[Block], bool, tuple[NormSpec | None, ...]]:
     plans = [sublayer.plan for sublayer in block.sublayers()]
-    return type(block), tuple(
-        norm for plan in plans for norm in (plan.pre_norm, plan.inner_norm, plan.post_norm, plan.out_norm)
+    return (
+        type(block),
+        block.is_sparse,
+        tuple(norm for plan in plans for norm in (plan.pre_norm, plan.inner_norm, plan.post_norm, plan.out_norm)),
     )
 
 

@@ -10,19 +10,22 @@ from types import FunctionType
 from typing import Any, Literal
 
 import torch
-from torch import fx, nn
+from torch import fx
 from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import kilolayer.operators.grouped
 import kilolayer.operators.short_attention  # noqa: F401, registers its operators
+from kilolayer.layers.block import Block
 from kilolayer.operators import kernels
 from kilolayer.speed.fast_layer import run_layer
 
 Recompute = Literal["none", "selective", "layer"]
 RunLayer = Callable[..., Any]
 """A function with the signature of `run_layer`."""
+LayerKind = tuple[type[Block], bool]
+"""The class of a layer, and whether it has experts: layers of one kind share one compiled function."""
 
 # Activation memory budgets of the compiler. At 0 it keeps only the inputs, even of operations marked to be saved.
 BUDGETS: dict[Recompute, float] = {"none": 1.0, "selective": 0.5, "layer": 0.0}
@@ -56,7 +59,7 @@ def compiler_settings(recompute: Recompute) -> Iterator[None]:
         yield
 
 
-def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "inductor") -> RunLayer:
+def compile_layer(kind: LayerKind, recompute: Recompute, backend: str = "inductor") -> RunLayer:
     """Compile `run_layer` for this kind of layer and all batch shapes; whatever differs between layers must be a tensor."""
     kernels.assume_constant_when_compiled()
     options = {"joint_custom_post_pass": save_random_numbers()} if backend == "inductor" else None
@@ -64,10 +67,15 @@ def compile_layer(kind: type[nn.Module], recompute: Recompute, backend: str = "i
 
 
 @functools.cache
-def _copy_of_run_layer(kind: type[nn.Module], recompute: Recompute) -> RunLayer:
+def _copy_of_run_layer(kind: LayerKind, recompute: Recompute) -> RunLayer:
     """A copy of `run_layer` for each kind of layer, because the compiler's cache is keyed by a function's code object."""
     assert isinstance(run_layer, FunctionType)
     return FunctionType(run_layer.__code__.replace(), run_layer.__globals__, run_layer.__name__, run_layer.__defaults__)
+
+
+def kind_of(block: Block) -> LayerKind:
+    """The kind of a layer."""
+    return type(block), block.is_sparse
 
 
 def recomputed(run: RunLayer, what: Recompute) -> RunLayer:

@@ -6,14 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import FeedForward
-from kilolayer.layers.norm import LayerNorm, RMSNorm
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.groups import Groups
 from kilolayer.operators.grouped import grouped_product, multiply_groups, spread
 from kilolayer.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
 from kilolayer.operators.relu_network import relu_network
 from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
-from kilolayer.speed.product import chance_of, has_inner_norm_kernel, normalise, project
+from kilolayer.speed.product import KERNEL_NORMS, chance_of, has_inner_norm_kernel, normalise, project
 
 
 def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool) -> Tensor:
@@ -26,7 +25,6 @@ def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool)
         # With only ReLU and dropout between the products, one operator computes the backward of both.
         return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
     elif has_inner_norm_kernel(norm, x.device, x.dtype):
-        assert isinstance(norm, LayerNorm | RMSNorm)
         hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
     else:
         hidden = normalise(norm, rectified_product(x, weight, bias, seed, chance))
@@ -52,16 +50,16 @@ def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -
         hidden = f.dropout(f.activation(f.activation_shift(_project_groups(f.input, rows, groups))))
         if isinstance(norm, ExpertNorm):
             bias = None if norm.bias is None else spread(norm.bias, groups)
-            hidden = norm.normalise(hidden, spread(norm.weight, groups), bias)
+            hidden = norm.scaled(hidden, spread(norm.weight, groups), bias)
     return _project_groups(f.output, f.output_shift(hidden), groups)
 
 
 def _fuses_expert_norm(f: Experts, device: torch.device) -> bool:
     norm, dtype = f.inner_norm, f.input.weight.dtype
     bare = isinstance(f.activation, nn.ReLU) and isinstance(f.activation_shift, nn.Identity)
-    return (
-        bare and isinstance(norm, ExpertNorm) and can_fuse_grouped_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
-    )
+    if not bare or not isinstance(norm, ExpertNorm) or norm.kind not in KERNEL_NORMS:
+        return False
+    return can_fuse_grouped_norm(device, norm.weight.dtype, dtype, norm.weight.shape[1])
 
 
 def _project_groups(projection: ExpertProjection, rows: Tensor, groups: Groups) -> Tensor:

@@ -15,17 +15,17 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.feedforward import FeedForward
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
-from kilolayer.layers.sublayer import DropPath, PairSublayer, Sublayer
+from kilolayer.layers.sublayer import DropPath, Sublayer, add_scaled
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.fast_attention import cross_attention, self_attention
 from kilolayer.speed.fast_feedforward import feedforward, run_experts
 from kilolayer.speed.fast_view import FastView
-from kilolayer.speed.product import chance_of, normalise, project
+from kilolayer.speed.product import chance_of, is_kernel_norm, normalise, project
 from kilolayer.speed.state import State
 
 DRAWS = 2
@@ -83,6 +83,7 @@ def run_sublayer(
         read = sublayer.in_scale(sublayer.pre_norm(x.precise))
         y, routing = f.dispatch(read, view.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
     else:
+        assert isinstance(f, SelfAttention | CrossAttention | FeedForward)
         fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
         biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
         shift = None if biased else f.output.bias
@@ -97,10 +98,11 @@ def run_sublayer(
 
 def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
     """N_out(skip * x + branch), one operation at a time."""
-    if not isinstance(sublayer, PairSublayer):
-        return State.of(normalise(sublayer.out_norm, sublayer.skip(x.precise) + branch))
-    assert x.second is not None
-    total, second = sublayer.add(Pair(x.precise, x.second), branch)
+    total = sublayer.skip(x.precise) + branch
+    if x.second is None:
+        return State.of(normalise(sublayer.out_norm, total))
+    total = add_scaled(total, sublayer.plan.second_in, x.second)
+    second = add_scaled(x.second, sublayer.plan.second_out, branch)
     return State.of(Pair(normalise(sublayer.out_norm, total), second))
 
 
@@ -113,13 +115,18 @@ def _read(sublayer: Sublayer, x: State) -> Tensor:
 
 
 def _run_function(
-    f: nn.Module, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None, *, biased: bool
+    f: SelfAttention | CrossAttention | FeedForward,
+    x: Tensor,
+    view: FastView,
+    cache: KeyCache | None,
+    seed: Tensor | None,
+    *,
+    biased: bool,
 ) -> Tensor:
     if isinstance(f, SelfAttention):
         return project(f.output, self_attention(f, x, view, cache, seed), biased=biased)
     if isinstance(f, CrossAttention):
         return project(f.output, cross_attention(f, x, view, cache, seed), biased=biased)
-    assert isinstance(f, FeedForward)
     return feedforward(f, x, seed, biased=biased)
 
 
@@ -137,7 +144,7 @@ def _join(
 
     y: the output of N_post; shift: the bias of f's last product, if it has not been added to y yet.
     """
-    assert isinstance(norm, LayerNorm | RMSNorm)
+    assert is_kernel_norm(norm)
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     assert not isinstance(branch, Tensor)
     number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
@@ -157,7 +164,7 @@ def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module |
 def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module | None) -> bool:
     """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
     return (
-        isinstance(norm, LayerNorm | RMSNorm)
+        is_kernel_norm(norm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
         and norm.weight.dtype == x.dtype
         and _unsupported_option(sublayer) is None
@@ -187,6 +194,9 @@ def why_unfused(block: Block) -> str | None:
             return reason
         if isinstance(sublayer.out_norm, nn.Identity) and not sublayer.plan.pre_norm:
             return "no norm stands on their residual"
+        norm = sublayer.pre_norm if isinstance(sublayer.out_norm, nn.Identity) else sublayer.out_norm
+        if isinstance(norm, Norm) and not is_kernel_norm(norm):
+            return f"their norms are {norm.words()}"
         if isinstance(sublayer.out_norm, nn.Identity) and not isinstance(sublayer.in_scale, nn.Identity):
             return "what their functions read is scaled after its norm"
     return None

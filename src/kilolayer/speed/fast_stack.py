@@ -18,7 +18,7 @@ from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences, View
 from kilolayer.operators import kernels
 from kilolayer.operators.short_attention import can_run_short_attention
-from kilolayer.speed.compiler import Recompute, RunLayer, compile_layer, compiler_settings, recomputed
+from kilolayer.speed.compiler import LayerKind, Recompute, RunLayer, compile_layer, compiler_settings, kind_of, recomputed
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_view import FastView, fast_view
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
@@ -31,7 +31,7 @@ class FastStack(Stack):
     """A stack with the modules of a plain one, which runs each layer in the fastest form that supports it."""
 
     recompute: Recompute
-    compiled: dict[type[nn.Module], RunLayer]
+    compiled: dict[LayerKind, RunLayer]
     _inspections: list[Inspection | None]
     _logged: set[str]
 
@@ -50,7 +50,7 @@ class FastStack(Stack):
 
         Layers that share experts with other processes are not compiled, because their shapes depend on data.
         """
-        kinds = {type(block) for block in self.layers() if _has_fixed_shapes(block)}
+        kinds = {kind_of(block) for block in self.layers() if _has_fixed_shapes(block)}
         self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
 
     def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastView]:
@@ -103,7 +103,8 @@ class FastStack(Stack):
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         if not trains:
             return run_layer
-        compiled = self.compiled.get(type(block))
+        assert isinstance(block, Block)
+        compiled = self.compiled.get(kind_of(block))
         return recomputed(run_layer, self.recompute) if compiled is None else compiled
 
     def _why_plain(self) -> list[str | None]:

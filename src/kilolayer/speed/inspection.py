@@ -6,30 +6,21 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import Block, CrossBlock, SparseBlock, SparseCrossBlock
+from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.feedforward import FeedForward, SwiGLU
 from kilolayer.layers.modules import modules_of
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
-from kilolayer.layers.sublayer import DropPath, PairSublayer, RoutedPairSublayer, RoutedSublayer, Sublayer
+from kilolayer.layers.sublayer import DropPath, ExtendedSublayer, Sublayer
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.router import Router
 
-LAYERS: set[type[nn.Module]] = {Block, CrossBlock, SparseBlock, SparseCrossBlock}
+LAYERS: set[type[nn.Module]] = {Block, CrossBlock}
 PARTS: set[type[nn.Module]] = LAYERS | {
-    *(
-        Sublayer,
-        RoutedSublayer,
-        PairSublayer,
-        RoutedPairSublayer,
-        SelfAttention,
-        CrossAttention,
-        FeedForward,
-        SparseFeedForward,
-    ),
-    *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, LayerNorm, RMSNorm),
+    *(Sublayer, ExtendedSublayer, SelfAttention, CrossAttention, FeedForward, SparseFeedForward),
+    *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection),
     *(Constant, LayerConstant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
     *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU),
 }
@@ -88,10 +79,14 @@ def _hooks(module: nn.Module) -> tuple[dict, ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
+def is_known_part(module: nn.Module) -> bool:
+    """Whether a module inside a layer is one that the fast form computes, or a norm or router, which it may call."""
+    return type(module) in PARTS or isinstance(module, Norm | Router)
+
+
 def _foreign_part(layer: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     for name, module in modules.items():
-        known = type(module) in (PARTS if name else LAYERS) or (isinstance(module, Router) and name)
-        if not known:
+        if not (is_known_part(module) if name else type(module) in LAYERS):
             return f"{name or 'a layer'} is a {type(module).__name__}"
         if "forward" in vars(module):
             return f"the forward of {name or 'a layer'} was replaced"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.layer import LayerNorm
+from kilolayer.layers.norms.rms import RMSNorm
 from kilolayer.layers.projection import Projection
 from kilolayer.operators.few_rows import linear
 from kilolayer.operators.fused_norm import can_fuse_inner_norm, inner_norm
@@ -16,15 +19,24 @@ def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor
     return linear(x.to(projection.weight.dtype), projection.weight, projection.bias if biased else None)
 
 
-def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> bool:
+KernelNorm = LayerNorm | RMSNorm
+KERNEL_NORMS = (LayerNorm, RMSNorm)
+"""The norms that kernels compute. Others, which may extend these, are called as modules inside a fast layer."""
+
+
+def is_kernel_norm(norm: nn.Module | None) -> TypeGuard[KernelNorm]:
+    """Whether kernels know this norm."""
+    return type(norm) in KERNEL_NORMS
+
+
+def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dtype) -> TypeGuard[KernelNorm]:
     """Whether a kernel can compute this norm between products in `dtype`."""
-    return isinstance(norm, LayerNorm | RMSNorm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
+    return is_kernel_norm(norm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
 def normalise(norm: nn.Module, x: Tensor) -> Tensor:
     """N(x), in the dtype of x."""
     if has_inner_norm_kernel(norm, x.device, x.dtype):
-        assert isinstance(norm, LayerNorm | RMSNorm)
         return inner_norm(x, norm.weight, norm.bias, norm.eps)[0]
     return norm(x)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,14 +27,15 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
 from kilolayer.layers.stack import Stack, StackOutput
-from kilolayer.layers.stream import Pair
-from kilolayer.layers.sublayer import PairSublayer, Sublayer
+from kilolayer.layers.stream import LayerState, Pair, state_of
+from kilolayer.layers.sublayer import Sublayer, add_scaled
 from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.inspection import PARTS as KNOWN
+from kilolayer.speed.inspection import is_known_part
 from kilolayer.speed.int8_product import Int8Product, why_not_int8
 from kilolayer.speed.packed_product import PackedProduct
+from kilolayer.speed.product import is_kernel_norm
 
 AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
 
@@ -117,7 +118,7 @@ def _is_known_sublayer(sublayer: Sublayer) -> bool:
     scaled_before_norm = isinstance(sublayer.f, Attention) and not (
         _is_absent(sublayer.f.head_scale) or _is_absent(sublayer.f.inner_norm)
     )
-    ours = all(type(module) in KNOWN for module in sublayer.modules())
+    ours = all(is_known_part(module) for module in sublayer.modules() if module is not sublayer)
     return ours and parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
 
 
@@ -144,7 +145,7 @@ class WrittenStack(Stack):
         """Build it from `stack`, whose modules it shares, except for folded or packed copies of matrices."""
         written = cls.__new__(cls)
         written.__dict__.update(stack.__dict__)
-        written.written = [[_write_sublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
+        written.written = [[WrittenSublayer(sublayer) for sublayer in _sublayers(block)] for block in stack.blocks]
         return written
 
     def run(
@@ -162,12 +163,8 @@ class WrittenStack(Stack):
         return StackOutput(self.top(self.stream.end(history)).view(x.shape))
 
 
-def _write_sublayer(sublayer: Sublayer) -> WrittenSublayer:
-    return WrittenPairSublayer(sublayer) if isinstance(sublayer, PairSublayer) else WrittenSublayer(sublayer)
-
-
 class WrittenSublayer:
-    """One residual sublayer: rows [batch * length, dim] to the same shape."""
+    """One residual sublayer: rows [batch * length, dim] to the same shape, or a pair of such tensors with a second state."""
 
     def __init__(self, sublayer: Sublayer) -> None:
         branch = _scale(sublayer.branch)
@@ -176,29 +173,14 @@ class WrittenSublayer:
         self.post_norm = _norm(sublayer.post_norm, branch)
         self.out_norm = _norm(sublayer.out_norm)
         self.add = _addition(_scale(sublayer.skip))
-
-    def __call__(self, x: Any, batch: int, view: View, cache: KeyCache | None) -> Any:
-        return self.out_norm(self.add(self.run(x, batch, view, cache), x))
-
-    def run(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
-        """The branch."""
-        return self.post_norm(self.f(self.pre_norm(x), batch, view, cache))
-
-
-class WrittenPairSublayer(WrittenSublayer):
-    """One residual sublayer with a second state: two tensors of rows [batch * length, dim] to the same shapes."""
-
-    def __init__(self, sublayer: PairSublayer) -> None:
-        super().__init__(sublayer)
         self.plan = sublayer.plan
 
-    def __call__(self, x: Pair, batch: int, view: View, cache: KeyCache | None) -> Pair:
-        branch, second = self.run(x.x, batch, view, cache), x.second
-        if self.plan.second_out:
-            second = torch.add(second, branch, alpha=self.plan.second_out)
-        total = self.add(branch, x.x)
-        if self.plan.second_in:
-            total.add_(x.second, alpha=self.plan.second_in)
+    def __call__(self, x: LayerState, batch: int, view: View, cache: KeyCache | None) -> LayerState:
+        branch = self.post_norm(self.f(self.pre_norm(state_of(x)), batch, view, cache))
+        if not isinstance(x, Pair):
+            return self.out_norm(self.add(branch, x))
+        second = add_scaled(x.second, self.plan.second_out, branch)
+        total = add_scaled(self.add(branch, x.x), self.plan.second_in, x.second)
         return Pair(self.out_norm(total), second)
 
 
@@ -329,7 +311,8 @@ def _norm(norm: nn.Module, gain: Tensor | float = 1.0) -> RowFunction:
     """The norm of rows, times `gain`."""
     if _is_absent(norm):
         return _unchanged
-    assert isinstance(norm, nn.LayerNorm | nn.RMSNorm)
+    if not is_kernel_norm(norm):
+        return norm.forward if _is_one(gain) else lambda x: norm(x) * gain
     weight = norm.weight.detach() * gain
     if isinstance(norm, nn.RMSNorm):
         return partial(F.rms_norm, normalized_shape=norm.normalized_shape, weight=weight, eps=norm.eps)

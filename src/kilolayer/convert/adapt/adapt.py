@@ -15,7 +15,7 @@ from kilolayer.convert.adapt.stacks import ForeignModel, ForeignStack, find
 from kilolayer.convert.adapt.start import start_weights
 from kilolayer.errors import InputError, shown
 from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
-from kilolayer.recipes.base import Constants, Depths, Place, Recipe, Side
+from kilolayer.recipes.base import Constants, Depths, Place, Recipe, Side, norm_spec
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def _attach_to_stack(stack: ForeignStack, recipe: Recipe, depths: Depths) -> Non
         place = Place(sublayer.kind, stack.side, number, depths)
         weight = sublayer.last.values
         with new_tensors(weight.device, weight.dtype):
-            input_norm = first is None and recipe.input_norm(stack.side, depths)
+            input_norm = norm_spec(recipe.input_norm(stack.side, depths)) if first is None else None
             additions = Additions(recipe, place, sublayer, stack.norm_first, input_norm)
         initialise(additions, seed=0)  # everything added starts at constants: nothing is random
         starts_layer = not any(isinstance(module, Additions) for module in layer.children())

@@ -17,9 +17,9 @@ from torch.utils.hooks import RemovableHandle
 from kilolayer.convert.adapt.fit import fixed_number
 from kilolayer.convert.adapt.inner_attention import InnerAttention
 from kilolayer.convert.adapt.sublayers import ForeignSublayer, eps_name
-from kilolayer.layers.norm import LayerNorm, RMSNorm
+from kilolayer.layers.norms.base import norm_class
 from kilolayer.layers.scale import HeadScale, LearnedScale, make_scale
-from kilolayer.recipes.base import Kind, Learned, PerLayer, Place, Recipe, Scale
+from kilolayer.recipes.base import Kind, Learned, NormSpec, PerLayer, Place, Recipe, Scale
 
 
 class Additions(nn.Module):
@@ -28,16 +28,18 @@ class Additions(nn.Module):
     Its methods are the hooks, so a copy of the model has hooks on the copy, and a pickled model keeps them.
     """
 
-    def __init__(self, recipe: Recipe, place: Place, sublayer: ForeignSublayer, norm_first: bool, input_norm: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, place: Place, sublayer: ForeignSublayer, norm_first: bool, input_norm: NormSpec | None
+    ) -> None:
         super().__init__()
         self.recipe, self.depths = recipe, place.depths
         plan = recipe.plan(place)
         width, inner_width = sublayer.width, sublayer.last.values.shape[1]
         self.kind, self.heads = sublayer.kind, sublayer.heads
-        self.input_norm = _norm_like(sublayer.norm, width) if input_norm else nn.Identity()
-        self.pre_norm = _norm_like(sublayer.norm, width) if plan.pre_norm and not norm_first else nn.Identity()
-        self.inner_norm = _norm_like(sublayer.norm, inner_width) if plan.inner_norm else nn.Identity()
-        self.post_norm = _norm_like(sublayer.norm, width) if plan.post_norm else nn.Identity()
+        self.input_norm = _norm_like(input_norm, sublayer.norm, width)
+        self.pre_norm = _norm_like(None if norm_first else plan.pre_norm, sublayer.norm, width)
+        self.inner_norm = _norm_like(plan.inner_norm, sublayer.norm, inner_width)
+        self.post_norm = _norm_like(plan.post_norm, sublayer.norm, width)
         self.head_scale = HeadScale(self.heads) if plan.head_scale else nn.Identity()
         self.in_scale = make_scale(_as_constant(plan.in_scale), width)
         self.branch = make_scale(_as_constant(plan.branch), width)
@@ -148,10 +150,12 @@ def _as_constant(scale: Scale) -> Scale:
     return PerLayer(scale.start) if isinstance(scale, Learned) and not scale.trainable else scale
 
 
-def _norm_like(norm: nn.Module, size: int) -> nn.Module:
-    """A norm of the same kind over `size`."""
-    eps = getattr(norm, eps_name(norm))
-    return LayerNorm(size, eps=eps) if isinstance(norm, nn.LayerNorm) else RMSNorm(size, eps=eps)
+def _norm_like(spec: NormSpec | None, norm: nn.Module, size: int) -> nn.Module:
+    """The norm of a plan over `size`, by default of the same kind as `norm`; the identity if there is none."""
+    if spec is None:
+        return nn.Identity()
+    kind = ("layer" if isinstance(norm, nn.LayerNorm) else "rms") if spec.kind is None else spec.kind
+    return norm_class(kind)(size, eps=getattr(norm, eps_name(norm)) if spec.eps is None else spec.eps)
 
 
 def _present(part: nn.Module) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor
 from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
+from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 EMBEDDINGS, MASKED, POOLER, CLASSIFIER = "bert.embeddings", "cls.predictions", "bert.pooler.dense", "classifier"
 
@@ -68,7 +69,7 @@ class Bert(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "encoder" or config.vocab_size is None:
             yield "it is no encoder with a vocabulary"
-        if not is_plain(config, Plan(out_norm=True)):
+        if not is_plain(config, Plan(out_norm=NORM)):
             yield f"its layers are not plain Post-LN: {config.recipe.equation}"
         if config.positions != "learned":
             yield f"its positions are {config.positions}, and BERT's are learned"
@@ -87,7 +88,7 @@ class Bert(ForeignClass):
         if config.moe is not None:
             yield "it has experts"
         if config.norm != "layer":
-            yield "its norms are RMSNorms"
+            yield f"its norms are {norm_class(config.norm).words()}"
         if config.kv_heads not in (None, config.heads):
             yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
         if config.activation not in ACTIVATIONS:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kilolayer.convert.huggingface.weights import Entry
 from kilolayer.errors import InputError, shown
+from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import Kind, Place, Plan
 
@@ -134,7 +135,7 @@ def shared_misfits(config: ModelConfig) -> Iterator[str]:
     if config.moe is not None:
         yield "it has experts"
     if config.norm != "layer":
-        yield "its norms are RMSNorms"
+        yield f"its norms are {norm_class(config.norm).words()}"
     elif config.norm_eps != EPS:
         yield f"its norm_eps is {config.norm_eps:g}, and theirs is fixed at {EPS:g}"
     if config.kv_heads not in (None, config.heads):

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 from kilolayer import recipes
 from kilolayer.convert.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
+from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 
 class GPT2(ForeignClass):
@@ -53,7 +54,7 @@ class GPT2(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "decoder":
             yield "it is no decoder"
-        if not is_plain(config, Plan(pre_norm=True)) or config.final_norm is False:
+        if not is_plain(config, Plan(pre_norm=NORM)) or config.final_norm is False:
             yield f"its layers are not plain Pre-LN with a norm on top: {config.recipe.equation}"
         if config.positions != "learned":
             yield f"its positions are {config.positions}, and GPT-2's are learned"
@@ -64,7 +65,7 @@ class GPT2(ForeignClass):
         if config.moe is not None:
             yield "it has experts"
         if config.norm != "layer":
-            yield "its norms are RMSNorms"
+            yield f"its norms are {norm_class(config.norm).words()}"
         if config.kv_heads not in (None, config.heads):
             yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
         if config.activation not in ACTIVATIONS:

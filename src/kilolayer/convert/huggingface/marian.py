@@ -14,7 +14,7 @@ from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, 
 from kilolayer.convert.huggingface.weights import Entry, linear, norm
 from kilolayer.errors import InputError
 from kilolayer.models.config import ModelConfig
-from kilolayer.recipes.base import Plan, Side
+from kilolayer.recipes.base import NORM, Plan, Side
 
 POSITIONS = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
 """Sinusoidal tables, which the class can compute, so a file need not contain them."""
@@ -68,7 +68,7 @@ class Marian(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "encoder_decoder":
             yield "it is no encoder-decoder"
-        if not is_plain(config, Plan(out_norm=True)):
+        if not is_plain(config, Plan(out_norm=NORM)):
             yield f"its layers are not plain Post-LN: {config.recipe.equation}"
         if config.positions != "sinusoidal":
             yield f"its positions are {config.positions}, and Marian's are sinusoidal"

@@ -10,7 +10,7 @@ from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, 
 from kilolayer.convert.huggingface.marian import layer_entries
 from kilolayer.convert.huggingface.weights import Entry, norm
 from kilolayer.models.config import ModelConfig
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 ROWS_BEFORE = 2
 """OPT's position table begins with two rows that are not used."""
@@ -53,7 +53,7 @@ class OPT(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "decoder":
             yield "it is no decoder"
-        if not is_plain(config, Plan(out_norm=True)) and not is_plain(config, Plan(pre_norm=True)):
+        if not is_plain(config, Plan(out_norm=NORM)) and not is_plain(config, Plan(pre_norm=NORM)):
             yield f"its layers are neither plain Post-LN nor plain Pre-LN: {config.recipe.equation}"
         if config.final_norm is False:
             yield "it has no final norm"
@@ -71,7 +71,7 @@ class OPT(ForeignClass):
         return {
             **super().foreign_config(config),
             "num_hidden_layers": config.depths.decoder,
-            "do_layer_norm_before": is_plain(config, Plan(pre_norm=True)),
+            "do_layer_norm_before": is_plain(config, Plan(pre_norm=NORM)),
             **AFFINE,
         }
 
@@ -87,7 +87,7 @@ class OPT(ForeignClass):
         }
 
     def entries(self, config: ModelConfig) -> list[Entry]:
-        before = is_plain(config, Plan(pre_norm=True))
+        before = is_plain(config, Plan(pre_norm=NORM))
         found = [
             Entry("embedding.weight", ("model.decoder.embed_tokens.weight",)),
             Entry("decoder.positions.at_input.weight", ("model.decoder.embed_positions.weight",), rows_before=ROWS_BEFORE),

@@ -10,7 +10,7 @@ from kilolayer.convert.huggingface.foreign_class import ForeignClass, is_plain, 
 from kilolayer.convert.huggingface.marian import SEQ2SEQ_OPTIONS, seq2seq_entries
 from kilolayer.convert.huggingface.weights import Entry, norm
 from kilolayer.models.config import ModelConfig
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 
 
 class Pegasus(ForeignClass):
@@ -28,7 +28,7 @@ class Pegasus(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "encoder_decoder":
             yield "it is no encoder-decoder"
-        if not is_plain(config, Plan(pre_norm=True)):
+        if not is_plain(config, Plan(pre_norm=NORM)):
             yield f"its layers are not plain Pre-LN: {config.recipe.equation}"
         if config.final_norm is False:
             yield "it has no final norm"
