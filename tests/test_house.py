@@ -20,6 +20,7 @@ ORDER = [
     "foreign_options",
     "errors",
     "importing",
+    "torch_state",
     "terminal",
     "hints",
     "display",

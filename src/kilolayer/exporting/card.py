@@ -13,9 +13,9 @@ from kilolayer.exporting.source import Source
 from kilolayer.exporting.translator_tokenizer import marian_tag
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.fill import MASK
+from kilolayer.report.scores_section import show_score
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
-from kilolayer.tasks.registry import score_digits
 from kilolayer.tasks.results import VALIDATION
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.version import VERSION
@@ -128,7 +128,7 @@ def _header(source: Source, name: str) -> list[str]:
 def _scores(source: Source) -> list[str]:
     main = source.run.registration.headline
     rows = [
-        f"- {part}: {score['name']} {score['value']:.{score.get('digits', score_digits(key, main))}f} (`{score['signature']}`)"
+        f"- {part}: {score['name']} {show_score(key, score, main)} (`{score['signature']}`)"
         for part, table in source.scores.items()
         if part.startswith("test") or part == VALIDATION
         for key, score in table.items()

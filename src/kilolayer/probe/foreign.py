@@ -68,7 +68,7 @@ def _is_stack(layers: list[nn.Module]) -> bool:
 
 def _measure(model: nn.Module, loss: Callable[[Any], Tensor], settings: Settings) -> Measurements:
     stacks = layers_of(model)
-    with torch.random.fork_rng(devices=[]), in_mode(model, training=False):
+    with in_mode(model, training=False):
         value = _check_loss(loss(model))
         states, norms = _states(model, loss)
         updates = update_sizes(
