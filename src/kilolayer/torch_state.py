@@ -34,7 +34,7 @@ def own_torch_state(call: str, devices: Iterable[torch.device] | None = None) ->
         _holders.append(call)
         threads = torch.get_num_threads()
         if devices is None:
-            devices = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_available() else []
+            devices = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.device_count() else []
         try:
             with torch.random.fork_rng(list(devices)):
                 yield

@@ -73,7 +73,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem in words, with the options to change.
+    """A problem in words, with the options to change, written as for the command or for Python, whichever was called.
 
     value: the measured number, which is beyond `limit`; NaN if the finding comes from the run's log alone.
     """

@@ -9,6 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.layers.position import RelativeBias
+from kilolayer.layers.scale import HeadScale
+from kilolayer.layers.stream import LayerCombination
+from kilolayer.moe.experts import ExpertNorm
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.recipes.base import Rates
 from kilolayer.training.layer_rates import layer_rates
@@ -16,6 +20,8 @@ from kilolayer.training.recipe_rates import recipe_rates
 
 USUAL_EPS = 1e-8
 """The default of torch's Adam and AdamW."""
+NO_MATRICES = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
+"""Norms, scales and biases whose weights have several axes: experts, heads, layers, distances."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +43,13 @@ def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str,
 
     Matrices and tables are decayed; norms, biases and scales are not.
     """
+    scales = {weight for part in model.modules() if isinstance(part, NO_MATRICES) for weight in part.parameters(recurse=False)}
     experts = {name for name, _ in expert_parameters(model)}
     by_layer, by_recipe = layer_rates(model, layer_decay), recipe_rates(model)
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             of_experts = name in experts
-            is_matrix = weight.dim() > (2 if of_experts else 1)
+            is_matrix = weight.dim() > (2 if of_experts else 1) and weight not in scales
             rates = by_recipe.get(weight, Rates())
             lr = by_layer.get(weight, 1.0) * rates.lr
             yield name, weight, WeightFactors(lr, rates.decay if is_matrix else 0.0, rates.eps, is_matrix, of_experts)
