@@ -6,6 +6,8 @@ python docs/make_recipes.py
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import sys
 import textwrap
 import typing
@@ -20,8 +22,11 @@ from kilolayer import recipes  # noqa: E402
 from kilolayer.config import choices_of, help_texts  # noqa: E402
 from kilolayer.recipes.base import Depths, Recipe  # noqa: E402
 from kilolayer.recipes.init import INITS  # noqa: E402
+from kilolayer.reproduce.cells import grid_of  # noqa: E402
 
 MEASURED = DOCS.parent / "benchmarks/propagation/table.md"
+TRAINED = DOCS.parent / "benchmarks/reproduce/deepnet-table1.json"
+LINK = "[Table 1 of DeepNet](../../benchmarks/reproduce/deepnet-table1.json)"
 DEPTHS = (Depths(6, 6), Depths(18, 18), Depths(50, 50), Depths(100, 100), Depths(60, 12), Depths(24, 0), Depths(1000, 0))
 
 HEAD = """# Recipes
@@ -88,6 +93,7 @@ def page(name: str) -> str:
         wrapped(initial_weights(recipe)),
         *(["## Learning rates", wrapped(recipe.training)] if recipe.training else []),
         *measured(name),
+        *trained(name),
         *(["## Options", options(recipe)] if len(dataclasses.fields(recipe)) > 1 else []),
         *(["## How it is implemented here", wrapped(recipe.extension)] if recipe.extension else []),
     ]
@@ -126,6 +132,25 @@ def measured(name: str) -> list[str]:
     lines = ["| layers | gradient | update |", "|---|---|---|"]
     lines += [f"| {depth} | {found.get(('gradient', depth), '')} | {found.get(('update', depth), '')} |" for depth in depths]
     return ["## Measured", MEASURING.rstrip(), "\n".join(lines)]
+
+
+def trained(name: str) -> list[str]:
+    """BLEU and loss by depth of translators with this recipe, in the reproduction of DeepNet's Table 1."""
+    document = json.loads(TRAINED.read_text())
+    grid = grid_of(document["found"]["runs"], "model.recipe", "layers")
+    rows = {key: cells for key, cells in grid.items() if key.split()[0] == name}
+    if not rows:
+        return ["## Trained", wrapped(f"This recipe was not among the methods that were trained at several depths in {LINK}.")]
+    lines = ["| layers in each stack | validation loss, nats per token | BLEU |", "|---|---|---|"]
+    for key, cells in rows.items():
+        options = f", {key.removeprefix(name).strip()}" if key != name else ""
+        for depth, cell in cells.items():
+            counted = f"{len(cell.runs)} seed{'s' * (len(cell.runs) > 1)}"
+            lives = not math.isnan(cell.loss)
+            loss = f"{cell.loss:.2f} ({counted})" if lives else cell.text.replace("waiting", "not trained")
+            lines.append(f"| {depth}{options} | {loss} | {'' if not lives or cell.bleu is None else f'{cell.bleu:.1f}'} |")
+    setting = document["setting"].replace("Each method at each depth trains", "Every method was trained at each depth")
+    return ["## Trained", wrapped(f"{setting} The rate is the best of those that were trained ({LINK})."), "\n".join(lines)]
 
 
 def options(recipe: Recipe) -> str:

@@ -20,6 +20,7 @@ ORDER = [
     "foreign_options",
     "errors",
     "importing",
+    "torch_state",
     "terminal",
     "hints",
     "display",
@@ -145,8 +146,8 @@ def test_no_other_room_writes_a_recipes_name() -> None:
         assert not texts & set(kl.recipes.names()), path
 
 
-# What is typed in other programs, how the command itself is started, and the options that a diagnosis suggests.
-TYPED_ELSEWHERE = ("data/tokenizer.py", "data/vocabulary.py", "parallel/processes.py", "compare/queue.py", "probe/verdict.py")
+# What is typed in other programs, and how the command itself is started.
+TYPED_ELSEWHERE = ("data/tokenizer.py", "data/vocabulary.py", "parallel/processes.py", "compare/queue.py")
 TYPED_ELSEWHERE += ("tasks/causal_lm/__init__.py", "config.py", "hints.py")
 TYPED = re.compile(r"(^|[\s`(])--[a-z]|`kilolayer ")
 

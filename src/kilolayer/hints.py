@@ -65,12 +65,21 @@ def call(name: str, *first: Value, **arguments: Value) -> str:
 
 
 def _typed(value: Value) -> str:
+    if isinstance(value, float):
+        return _number(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _written(value: Value) -> str:
     """A value as Python source; text in double quotes, as in the documentation, where they need no escape."""
     if not isinstance(value, str | Path):
-        return repr(value)
+        return _number(value) if isinstance(value, float) else repr(value)
     text = str(value)
     return repr(text) if '"' in text or "\\" in text or not text.isprintable() else f'"{text}"'
+
+
+def _number(value: float) -> str:
+    """The shortest form: 0.5, but 2.5e-4."""
+    digits, _, exponent = f"{value:e}".partition("e")
+    power = f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else repr(value)  # inf has none
+    return power if float(power) == value and len(power) < len(repr(value)) else repr(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import re
@@ -20,7 +21,9 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 import kilolayer as kl
 from kilolayer.errors import KilolayerError
+from kilolayer.training.checkpoint import PIECE
 from kilolayer.training.origins import open_origin
+from kilolayer.training.trainer import Trainer
 
 SECONDS = 30.0  # on a machine that does other things too
 LINES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "a small text"] * 3
@@ -96,6 +99,16 @@ def test_fp8_weights_are_refused_when_a_model_is_loaded(tmp_path: Path) -> None:
         kl.load_model(folder)
 
 
+def sparse_weights(path: Path) -> None:
+    """Replace a file by one that claims a tensor of two terabytes and takes no room on the disk."""
+    size = 2 << 40
+    entries = {f"{number}": {"dtype": "F32", "shape": [0], "data_offsets": [size, size]} for number in range(50)}
+    text = json.dumps({**entries, "0": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}})
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text.encode())
+        file.truncate(8 + len(text) + size)
+
+
 def many_empty(path: Path) -> None:
     names = {f"{number}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for number in range(100_000)}
     text = json.dumps(names).encode()
@@ -163,6 +176,15 @@ def test_a_saved_model_is_not_built_for_weights_of_a_smaller_one(tmp_path: Path)
             kl.load_model(folder)
         assert time.process_time() - start < 2
     (folder / "config.toml").write_text(text)
+    start = time.process_time()
+    sparse_weights(folder / WEIGHTS)
+    with pytest.raises(KilolayerError, match=r"2\.0 TiB, more than the 1\.\d GiB"):
+        kl.load_model(folder)
+    (folder / "config.toml").write_text(text.replace("vocab_size = 9", "vocab_size = 16000000").replace("dim = 8", "dim = 512"))
+    with pytest.raises(KilolayerError, match="the weights do not fit the configuration"):
+        kl.load_model(folder)
+    assert time.process_time() - start < 2
+    (folder / "config.toml").write_text(text)
     many_empty(folder / WEIGHTS)
     with pytest.raises(KilolayerError, match="more than the 1,099 tensors"):
         kl.load_model(folder)
@@ -177,3 +199,48 @@ def test_a_runs_model_is_not_built_for_weights_of_a_smaller_one(finished: Callab
         with pytest.raises(KilolayerError, match=r"fewer than the [48]0,000 tensors|does not fit"):
             kl.load(folder).model  # noqa: B018
         assert time.process_time() - start < 5
+
+
+def hide(folder: Path, edit: Callable[[str], str]) -> None:
+    """Change the configuration of a run everywhere that it stands, with hashes that match."""
+    path = folder / "config.toml"
+    path.write_text(edit(path.read_text()))
+    for step in (folder / "checkpoints").iterdir():
+        edited_json(step / "state.json", lambda state: state.update(config=path.read_text()))
+        renew_hashes(step, "state.json")
+
+
+def renew_hashes(step: Path, name: str) -> None:
+    data = (step / name).read_bytes()
+    written = {"bytes": len(data), "sha256": [hashlib.sha256(data).hexdigest()]}
+    edited_json(step / "manifest.json", lambda manifest: manifest["files"].update({name: written}))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "change"), [(r"(?m)layers = \d+$", "layers = 10000"), (r"\[model\]", "[model]\nmoe = {experts = 65536}")]
+)
+def test_a_run_is_not_resumed_with_weights_of_a_smaller_one(
+    pattern: str, change: str, finished: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(finished("translation"), tmp_path / "run")
+    hide(folder, lambda text: re.sub(pattern, change, text))
+    monkeypatch.setattr(Trainer, "__init__", None)  # which builds the model
+    start = time.process_time()
+    with pytest.raises(KilolayerError, match=r"fewer than the [48]0,000 tensors|does not fit"):
+        kl.train(resume=folder, train={"steps": 100})
+    assert time.process_time() - start < 10
+
+
+def test_weights_that_claim_terabytes_are_not_hashed(finished: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(finished("translation"), tmp_path / "run")
+    for step in (folder / "checkpoints").iterdir():
+        sparse_weights(step / WEIGHTS)
+        size = (step / WEIGHTS).stat().st_size
+        written = {"bytes": size, "sha256": ["0" * 64] * -(-size // PIECE)}
+        edited_json(step / "manifest.json", lambda manifest, written=written: manifest["files"].update({WEIGHTS: written}))
+    start = time.process_time()
+    with pytest.raises(KilolayerError, match="the run has no complete checkpoint"):
+        kl.load(folder).model  # noqa: B018
+    with pytest.raises(KilolayerError, match="the run has no complete checkpoint"):
+        kl.diagnose(folder)
+    assert time.process_time() - start < 5

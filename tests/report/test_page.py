@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
@@ -13,10 +14,15 @@ from parsed_page import Page
 
 import kilolayer as kl
 from kilolayer.cli.main import main
+from kilolayer.display import TitledTable
 from kilolayer.errors import InputError
+from kilolayer.report.facts import facts_of
 from kilolayer.report.numbers import show_number
 from kilolayer.report.page import render, write_report
 from kilolayer.report.record import Record, read_record
+from kilolayer.report.run_parts import score_parts
+from kilolayer.report.scores_section import scores_section
+from kilolayer.tasks import registry
 
 
 def page_of(run: Path) -> Page:
@@ -55,7 +61,7 @@ def test_ids_are_unique(page: Page) -> None:
 def test_the_headline_holds_recipe_depth_parameters_loss_and_bleu(page: Page) -> None:
     parameters = sum(p.numel() for p in kl.EncoderDecoder(500, 64, 4, 128, 18, 12, "deepnorm").parameters())
     best = min(entry["loss"] for entry in entries() if entry["kind"] == "valid")
-    for shown in ("deep <one>", "DeepNorm", "18L-12L", f"{parameters / 1e6:.3g} M", f"{best:.3f}", "31.9", "2,000 steps"):
+    for shown in ("deep <one>", "DeepNorm", "18L-12L", f"{parameters / 1e6:.3g} M", f"{best:.3f}", "31.88", "2,000 steps"):
         assert shown in page.text, shown
 
 
@@ -170,6 +176,35 @@ def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
     shown = assert_harmless(run)
     assert f"average {words}" in shown.text
     assert f"b {words}" in shown.text
+
+
+def scored(*values: float, **more: object) -> dict[str, Any]:
+    """A scores.json of a test set for each value, with their mean."""
+    entries = [{"bleu": {"name": "BLEU", "value": each, "signature": "s", **more}} for each in values]
+    sets = {f"test de-{number}": entry for number, entry in enumerate(entries)}
+    return {**sets, "averages": {"all": {"bleu": sum(values) / len(values)}}}
+
+
+@pytest.mark.parametrize(("more", "shown"), [({}, ["31.10", "7.00", "19.05"]), ({"digits": 3}, ["31.099", "6.999", "19.05"])])
+def test_every_face_shows_a_score_with_the_same_digits(more: dict[str, int], shown: list[str]) -> None:
+    headline = registry.get("translation").headline
+    scores = scored(31.0987, 6.9992, **more)
+    section = scores_section(scores, headline)
+    assert section.by_direction is not None
+    assert section.averages is not None
+    assert [row[1] for row in (*section.by_direction.rows, *section.averages.rows)] == shown
+    table, *_ = score_parts(scores, headline)
+    assert isinstance(table, TitledTable)
+    assert [row[1] for row in table.rows] == shown
+    assert [fact.value for fact in facts_of(Record("run", scores=scores))] == shown[:1]
+
+
+def test_the_tile_has_as_many_digits_as_the_headline() -> None:
+    config = {"task": "causal_lm"}
+    scores = {"test": {"bits_per_byte": {"name": "bits per byte", "value": 1.23, "signature": "s"}}}
+    validations = [{"step": 3, "bits_per_byte": 1.23}]
+    for record in (Record("run", config, scores=scores), Record("run", config, valid=validations)):
+        assert [fact.value for fact in facts_of(record)] == ["1.2300"]
 
 
 def test_warnings_are_in_words(page: Page) -> None:

@@ -187,21 +187,24 @@ def test_a_folder_in_use_and_one_that_is_full_are_refused(trained: dict[str, Pat
         kl.train(table(corpus), run=tmp_path / "run")
 
 
-class TrainsInAnotherThread:
-    """Tries to train a second run in another thread, while the first one trains."""
+class Calls:
+    """Makes each of these calls when the run begins, in another thread or in the one that trains."""
 
-    def __init__(self, table: dict[str, Any], folder: Path) -> None:
-        self.table, self.folder, self.refused = table, folder, []
+    def __init__(self, calls: list[Callable[[], Any]], in_thread: bool) -> None:
+        self.calls, self.in_thread, self.refused, self.answers = calls, in_thread, [], []
 
     def start(self, folder: Path, config: dict[str, Any], step: int) -> None:
-        (thread := threading.Thread(target=self._train)).start()
-        thread.join()
+        if not self.in_thread:
+            return self._make()
+        (thread := threading.Thread(target=self._make)).start()
+        return thread.join()
 
-    def _train(self) -> None:
-        try:
-            kl.train(self.table, run=self.folder)
-        except KilolayerError as error:
-            self.refused.append(error.what)
+    def _make(self) -> None:
+        for call in self.calls:
+            try:
+                self.answers.append(call())
+            except KilolayerError as error:
+                self.refused.append(error.what)
 
     def log(self, row: dict[str, Any]) -> None:
         pass
@@ -210,10 +213,32 @@ class TrainsInAnotherThread:
         pass
 
 
+def calls_that_draw(folder: Path, table: dict[str, Any]) -> list[Callable[[], Any]]:
+    """The calls that draw from torch's random state, for a small model."""
+    path = folder / "own.toml"
+    path.write_text(dump(table))
+    model = kl.Decoder(vocab_size=9, layers=1, dim=8, heads=2, ffn_dim=16, recipe="admin", dropout=0.1)
+    ids = torch.arange(8).view(1, 8)
+    return [
+        lambda: kl.forecast(path),
+        lambda: kl.diagnose(path, steps=1),
+        lambda: kl.diagnose(model, lambda model: model(ids).logits.logsumexp(-1).mean()),
+        lambda: kl.calibrate(model, ids),
+    ]
+
+
 def test_a_second_one_at_the_same_time_is_refused(trained: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
-    other = TrainsInAnotherThread(text_table(corpus), tmp_path / "second")
+    second = [lambda: kl.train(text_table(corpus), run=tmp_path / "second")]
+    other = Calls([*second, *calls_that_draw(tmp_path, text_table(corpus))], in_thread=True)
     run = kl.train(text_table(corpus), run=tmp_path / "first", train=STEPS, trackers=[other])
-    assert ["another kl.train is running" in what for what in other.refused] == [True]
+    assert ["another kl.train is running" in what for what in other.refused] == [True] * 5
     assert not (tmp_path / "second").exists()
     assert left(run.folder) == left(trained["causal_lm"])
     kl.train(resume=run.folder)  # after the first has ended, another one begins
+
+
+def test_a_tracker_may_measure_in_the_thread_that_trains(trained: dict[str, Path], corpus: Path, tmp_path: Path) -> None:
+    inside = Calls(calls_that_draw(tmp_path, text_table(corpus))[1:], in_thread=False)
+    run = kl.train(text_table(corpus), run=tmp_path / "first", train=STEPS, trackers=[inside])
+    assert (len(inside.answers), inside.refused) == (3, [])
+    assert left(run.folder) == left(trained["causal_lm"])

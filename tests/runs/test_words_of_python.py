@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from small_runs import SMALL, text_table
 
 import kilolayer as kl
 from kilolayer import hints
+from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.errors import KilolayerError
 
@@ -97,9 +99,26 @@ def test_errors_of_the_command_name_flags(trained: Runs, corpus: Path, tmp_path:
 def test_a_hint_is_written_for_where_the_user_is() -> None:
     assert hints.call("train", "my.toml", run=Path("runs/mine")) == 'kl.train("my.toml", run="runs/mine")'
     assert hints.option("train.stop_when_dead", False) == 'train={"stop_when_dead": False}'
+    assert hints.option("train.lr", 0.00025) == 'train={"lr": 2.5e-4}'
+    numbers = {0.5: "0.5", 1.0: "1.0", 0.1 + 0.2: "0.30000000000000004", 1e-14: "1e-14", math.inf: "inf"}
+    assert {value: hints.argument("at", value) for value in numbers} == {value: f"at={text}" for value, text in numbers.items()}
     assert hints.argument("out", 'a "b"') == "out='a \"b\"'"
     with hints.for_shell():
         assert hints.call("train", "my.toml", run=Path("runs/mine")).endswith("kilolayer train my.toml --run runs/mine")
         assert hints.option("train.stop_when_dead", False) == "--train.stop_when_dead false"
+        assert hints.option("train.lr", 0.00025) == "--train.lr 2.5e-4"
         assert hints.flag("overwrite") == "--overwrite"
     assert hints.flag("overwrite") == "overwrite=True"
+
+
+def test_a_diagnosis_suggests_options_as_they_are_written_where_it_is_made(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.toml").write_text(dump(SMALL["translation"](corpus, train={"eps": 1e3})))
+    (said,) = [line for line in str(kl.diagnose(tmp_path / "t.toml")).splitlines() if line.startswith("Try: ")]
+    assert said.startswith('Try: train={"eps": 1e-')
+    assert "--" not in said
+    assert main(["diagnose", str(tmp_path / "t.toml")]) == 0
+    (typed,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Try: ")]
+    assert typed.startswith("Try: --train.eps 1e-")
+    assert "{" not in typed

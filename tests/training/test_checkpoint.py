@@ -394,7 +394,7 @@ def test_a_folder_that_cannot_be_listed_is_not_taken_for_an_empty_one(folder: Pa
 def test_each_checkpoint_is_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
     real = checkpoint.find_fault
-    monkeypatch.setattr(checkpoint, "find_fault", lambda path: (looked_at.append(path.name), real(path))[1])
+    monkeypatch.setattr(checkpoint, "find_fault", lambda path, *_: (looked_at.append(path.name), real(path))[1])
     inspector = Inspector()
     assert checkpoint.newest(folder, inspector.find_fault) == folder / "step-00000030"
     checkpoint.load(folder / "step-00000030", find=inspector.find_fault)

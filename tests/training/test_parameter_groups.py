@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -72,6 +73,35 @@ def test_every_weight_is_in_one_group_and_what_decays_is_a_matrix() -> None:
         if name.endswith(("weight", "router.embeddings")) and "norm" not in name
     }
     assert all("eps" not in group for group in groups)
+
+
+# What multiplies states as a matrix, or holds a row for each token, position or expert.
+DECAYED = {"Projection", "VocabularyProjection", "Embedding", "LearnedPositions", "ExpertProjection", "CosineRouter"}
+DECAYED |= {"MultiheadAttention", "NonDynamicallyQuantizableLinear", "Linear"}  # those of torch
+
+
+def adapted(recipe: str) -> nn.Module | None:
+    """An encoder of torch with this recipe; None if its layers cannot have it."""
+    for first, norm in ((True, nn.LayerNorm(16)), (False, None)):
+        layer = nn.TransformerEncoderLayer(16, 2, 24, norm_first=first)
+        model = nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=False)
+        with suppress(InputError):
+            kl.adapt(model, recipe)
+            return model
+    return None
+
+
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+def test_no_norm_bias_or_scale_decays_under_any_recipe(recipe: str) -> None:
+    ours = kl.Encoder(**SMALL, layers=2, recipe=recipe, moe=kl.MoE(experts=3, every=2), positions="t5")
+    for model in filter(None, (ours, adapted(recipe))):
+        groups = kl.parameter_groups(model, lr=0.1, weight_decay=0.2)
+        decayed = {weight for group in groups if group["weight_decay"] for weight in group["params"]}
+        for path, module in model.named_modules():
+            for name, weight in module.named_parameters(recurse=False):
+                classes = {each.__name__ for each in type(module).__mro__}
+                expected = bool(classes & DECAYED) and "bias" not in name and name != "log_temperature"
+                assert (weight in decayed) == expected, f"{path}.{name}"
 
 
 def test_learning_rates_fall_from_the_top_layer_down() -> None:

@@ -163,7 +163,7 @@ def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: ar
     if subject.run is None:
         model, of, steps = starting_model(subject.config, subject.task, device), "before the first step", [0]
     else:
-        chosen = choose(subject.run.checkpoints, subject.config.train)
+        chosen = choose(subject.run.checkpoints, subject.config)
         model, steps = subject.run.load_model(device, chosen), chosen.steps
         of = f"{chosen.chosen}, step {', '.join(f'{step:,}' for step in steps)}"
     seed, span = options.seed or 0, options.span or SPAN
@@ -188,6 +188,7 @@ def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: ar
 
 def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options: argparse.Namespace) -> SurfaceView:
     """The surface around the trajectory of a run, in the plane of its two principal components."""
+    from kilolayer.models.fit import expected_weights
     from kilolayer.probe.trajectory import FEWEST, Saved, principal_plane, trajectory_surface
     from kilolayer.report.facts import Fact
     from kilolayer.report.surface_page import SurfaceView
@@ -197,7 +198,7 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
     assert subject.run is not None
     if (gone := all_deleted(subject.run.checkpoints)) is not None:
         raise gone
-    path = Saved.of(subject.run.checkpoints, _start(subject))
+    path = Saved.of(subject.run.checkpoints, _start(subject), expected_weights(subject.config.model))
     if len(path.paths) == 0 or len(path.steps) < FEWEST:
         raise InputError(
             f"the path has {counted(len(path.paths), 'whole checkpoint')}, which is too few for a plane",

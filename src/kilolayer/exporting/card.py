@@ -8,7 +8,7 @@ from typing import Any
 
 from kilolayer.exporting.source import Source
 from kilolayer.exporting.task_export import TRUST
-from kilolayer.tasks.registry import score_digits
+from kilolayer.report.scores_section import show_score
 from kilolayer.tasks.results import VALIDATION
 from kilolayer.version import VERSION
 
@@ -55,7 +55,7 @@ def _header(source: Source, name: str) -> list[str]:
 def _scores(source: Source) -> list[str]:
     main = source.run.registration.headline
     rows = [
-        f"- {part}: {score['name']} {score['value']:.{score.get('digits', score_digits(key, main))}f} (`{score['signature']}`)"
+        f"- {part}: {score['name']} {show_score(key, score, main)} (`{score['signature']}`)"
         for part, table in source.scores.items()
         if part.startswith("test") or part == VALIDATION
         for key, score in table.items()

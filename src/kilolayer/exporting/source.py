@@ -42,7 +42,7 @@ class Source:
                 fix="give a run folder, or a loaded run",
             )
         opened = Run.open(Path(folder))
-        chosen = choose(opened.checkpoints, opened.config.train)
+        chosen = choose(opened.checkpoints, opened.config)
         model = opened.load_model(torch.device("cpu"), chosen)
         assert isinstance(model, AnyModel)
         scored = kind_of(opened.folder / "scores.json") is not None

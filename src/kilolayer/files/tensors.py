@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from kilolayer.errors import InputError
 from kilolayer.files.reading import open_regular
 from kilolayer.files.writing import remove, unwritable, write_parts
+from kilolayer.terminal import human_bytes
 
 DTYPES = {
     torch.float64: "F64",
@@ -30,28 +32,45 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 """The names of dtypes in safetensors files."""
-ANY_NUMBER = range(2_000_001)
-"""Numbers of tensors in a file if nothing is known of what it holds: up to the optimizer's state of the deepest models."""
 LONGEST_ENTRY, LONGEST_METADATA = 300, 1 << 20
 """Bytes of a header: for each tensor, and for everything else."""
 MORE_BRACES = 1000
 """Opening braces in a header that do not begin a tensor: those of its metadata."""
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a file can hold: how many tensors, and at most how many bytes. By default, up to what the deepest models need."""
+
+    number: range = range(2_000_001)
+    size: int = 1 << 50
+
+
 def load_tensors(
-    path: Path, device: str = "cpu", *, number: range = ANY_NUMBER, fix: str = "use a checkpoint of a run"
+    path: Path,
+    device: str = "cpu",
+    *,
+    expected: Expected | None = None,
+    check: Callable[[Mapping[str, Tensor]], None] | None = None,
+    fix: str = "use a checkpoint of a run",
 ) -> dict[str, Tensor]:
     """The tensors of a safetensors file; anything else, and tensors that no model here can use, are refused.
 
-    number: how many tensors there can be; the header of a file with fewer or more is not parsed.
+    expected: what the file can hold; the header of another one is not parsed. check: is given tensors of the same shapes on the
+    meta device, and raises if these are not the ones that are wanted, before any of them is read.
     """
     try:
         with open_regular(path) as file:
-            if (wrong := _other_number(file, number)) is not None:
-                raise InputError(f"the file holds {wrong}", where=str(path), fix=fix)
+            header = _read_header(file, expected or Expected())
+            if check is not None:
+                check(_outline(header))
             found = safetensors.torch.load_file(path, device=device)
-    except (KeyError, TypeError, ValueError, safetensors.SafetensorError) as error:
-        raise _unusable(error, path, fix) from None
+    except torch.OutOfMemoryError:
+        raise
+    except InputError as error:
+        raise error if error.where else InputError(error.what, where=str(path), fix=fix) from None
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise InputError(f"not a safetensors file: {error}", where=str(path), fix=fix) from None
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InputError(
@@ -62,23 +81,33 @@ def load_tensors(
     return found
 
 
-def _other_number(file: io.BufferedReader, number: range) -> str | None:
-    """How the number of tensors in a safetensors file differs from what is expected, by the braces in its header."""
-    size = os.fstat(file.fileno()).st_size
+def _read_header(file: io.BufferedReader, expected: Expected) -> bytes:
+    """The header of a safetensors file; raises if the file holds, by its size and the braces in its header, something else."""
+    number, size = expected.number, os.fstat(file.fileno()).st_size
+    if size > expected.size:
+        raise InputError(
+            f"the file holds {human_bytes(size)}, more than the {human_bytes(expected.size)} that can be expected here"
+        )
     first = file.read(8)
     length = int.from_bytes(first, "little")
     if len(first) < 8 or length > size - 8:
         raise ValueError("its header is cut off")
     text = file.read(length) if length <= LONGEST_ENTRY * number.stop + LONGEST_METADATA else b""
     if len(text) < length or text.count(b"{") >= number.stop + MORE_BRACES:
-        return f"more than the {number.stop - 1:,} tensors that can be expected here"
+        raise InputError(f"the file holds more than the {number.stop - 1:,} tensors that can be expected here")
     if text.count(b"{") < number.start:
-        return f"fewer than the {number.start:,} tensors that must be expected here"
-    return None
+        raise InputError(f"the file holds fewer than the {number.start:,} tensors that must be expected here")
+    return text
 
 
-def _unusable(error: Exception, path: Path, fix: str) -> InputError:
-    return error if isinstance(error, InputError) else InputError(f"not a safetensors file: {error}", where=str(path), fix=fix)
+def _outline(header: bytes) -> dict[str, Tensor]:
+    """The tensors that a header describes, on the meta device. Those of dtypes that are refused later count as fp32."""
+    dtypes = {name: dtype for dtype, name in DTYPES.items()}
+    return {
+        name: torch.empty(entry["shape"], dtype=dtypes.get(entry["dtype"], torch.float32), device="meta")
+        for name, entry in json.loads(header).items()
+        if name != "__metadata__"
+    }
 
 
 def check_alike(given: Mapping[str, Tensor], ours: Mapping[str, Tensor], where: Path | str) -> None:

@@ -22,6 +22,7 @@ from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences
 from kilolayer.models.model import Model
 from kilolayer.moe.shard import expert_group
+from kilolayer.torch_state import own_torch_state
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
-        with torch.random.fork_rng(devices), in_mode(model, training=True):
+        with own_torch_state("kl.calibrate", devices), in_mode(model, training=True):
             _run(model, batch)
         return Calibration(**{side: probe.finish() for side, probe in probes.items()})
     except BaseException:

@@ -202,14 +202,18 @@ class ModelConfig(LayerOptions):
         if self.vocab_size is not None and self.first_predicted >= self.vocab_size:
             raise OptionError(f"first_predicted is {self.first_predicted}", fix=f"allowed: 0 to {self.vocab_size - 1}")
 
-    def _check_size(self) -> None:
+    @property
+    def about_parameters(self) -> int:
+        """Fewer parameters than the model has, but of the same order; found without building it."""
         networks = 1 if self.moe is None else self.moe.experts
         layer = self.dim * (self.dim + self.ffn_dim * networks)
-        tables = self.dim * ((self.vocab_size or 0) + (self.source_vocab_size or 0))
-        about = tables + layer * (self.depths.encoder + self.depths.decoder)
-        if about > MOST_PARAMETERS:
+        tables = self.dim * ((self.vocab_size or 0) + (self.source_vocab_size or 0) + (self.max_length or 0))
+        return tables + layer * (self.depths.encoder + self.depths.decoder)
+
+    def _check_size(self) -> None:
+        if self.about_parameters > MOST_PARAMETERS:
             raise OptionError(
-                f"the model has more than {about:.0e} parameters",
+                f"the model has more than {self.about_parameters:.0e} parameters",
                 fix=f"lower dim, ffn_dim, layers, vocab_size or experts: at most {MOST_PARAMETERS:.0e} are supported",
             )
 

@@ -6,16 +6,20 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from kilolayer.files.tensors import Expected
 from kilolayer.models.config import ModelConfig
 
 LEAST_PER_LAYER, MOST_PER_LAYER, BESIDE_LAYERS = 4, 100, 1000
 """Bounds on the tensors of a layer, which has two projections in each of its sublayers, and on those outside of layers."""
+MOST_PER_PARAMETER, BESIDE_PARAMETERS = 1000, 1 << 30
+"""Bounds on the bytes of a file: for each of about as many parameters as a model has, and for all that is not among these."""
 
 
-def number_of_tensors(config: ModelConfig) -> range:
-    """How many tensors a file with the weights of this model can hold; found without building it, which takes time by layer."""
+def expected_weights(config: ModelConfig) -> Expected:
+    """What a file with the weights of this model can hold; found without building it, which takes time by layer."""
     layers = sum(config.depths.of(side) for side in config.depths.sides)
-    return range(LEAST_PER_LAYER * layers, MOST_PER_LAYER * layers + BESIDE_LAYERS)
+    number = range(LEAST_PER_LAYER * layers, MOST_PER_LAYER * layers + BESIDE_LAYERS)
+    return Expected(number, MOST_PER_PARAMETER * config.about_parameters + BESIDE_PARAMETERS)
 
 
 def find_misfit(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str | None:

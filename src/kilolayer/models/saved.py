@@ -23,7 +23,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit, number_of_tensors
+from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
@@ -76,19 +76,23 @@ def load_model(
             where=str(folder),
             fix="restore the file; if saving was interrupted, save the model again",
         )
+
+    def check(outline: Mapping[str, Tensor]) -> None:
+        if misfit := find_misfit(tensors_of(build_model(config, device="meta", seed=0)), outline):
+            raise InputError(
+                f"the weights do not fit the configuration: {misfit}",
+                where=str(path),
+                fix=f"use the {CONFIG} and the {WEIGHTS} of the same model",
+            )
+
     tensors = load_tensors(
         path,
         str(place),
-        number=number_of_tensors(config),
+        expected=expected_weights(config),
+        check=check,
         fix=f"the file is damaged, or not of the same model as {CONFIG}: save the model again",
     )
     model = build_model(config, device="meta", seed=0)
-    if misfit := find_misfit(tensors_of(model), tensors):
-        raise InputError(
-            f"the weights do not fit the configuration: {misfit}",
-            where=str(path),
-            fix=f"use the {CONFIG} and the {WEIGHTS} of the same model",
-        )
     for name, tensor in tensors.items():
         _assign(model, name, tensor)
     _set_states_dtype(model, states_dtype)

@@ -7,11 +7,18 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from kilolayer.layers.position import RelativeBias
+from kilolayer.layers.scale import HeadScale
+from kilolayer.layers.stream import LayerCombination
+from kilolayer.moe.experts import ExpertNorm
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.optimizers.hidden_matrices import hidden_matrices
 from kilolayer.optimizers.layer_rates import layer_rates
 from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.recipes.base import Rates
+
+NO_MATRICES = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
+"""Norms, scales and biases whose weights have several axes: experts, heads, layers, distances."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +42,13 @@ def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str,
 
     Matrices and tables are decayed; norms, biases and scales are not.
     """
+    scales = {weight for part in model.modules() if isinstance(part, NO_MATRICES) for weight in part.parameters(recurse=False)}
     experts = {name for name, _ in expert_parameters(model)}
     by_layer, by_recipe, hidden = layer_rates(model, layer_decay), recipe_rates(model), hidden_matrices(model)
     for name, weight in model.named_parameters():
         if weight.requires_grad:
             of_experts = name in experts
-            is_matrix = weight.dim() > (2 if of_experts else 1)
+            is_matrix = weight.dim() > (2 if of_experts else 1) and weight not in scales
             rates = by_recipe.get(weight, Rates())
             lr = by_layer.get(weight, 1.0) * rates.lr
             decay = rates.decay if is_matrix else 0.0

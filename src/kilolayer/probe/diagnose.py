@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from kilolayer import config as configuration
 from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
+from kilolayer.models.fit import expected_weights
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_over_steps
 from kilolayer.probe.diagnosis import Diagnosis, Settings, measure
@@ -25,6 +25,7 @@ from kilolayer.probe.trial import Trial
 from kilolayer.probe.verdict import judge
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
+from kilolayer.torch_state import own_torch_state
 from kilolayer.training import checkpoint
 from kilolayer.training.chosen import Chosen
 from kilolayer.training.last_saved import all_deleted
@@ -47,6 +48,7 @@ class HasFolder(Protocol):
 logger = logging.getLogger(__name__)
 
 
+@own_torch_state("kl.diagnose")
 def diagnose(
     source: nn.Module | Run | HasFolder | RunConfig | Path | str,
     loss: Callable[[Any], Tensor] | None = None,
@@ -67,7 +69,8 @@ def diagnose(
     at: the step of the run's checkpoint.
     device: "auto" is the configuration's own, and for a run the GPU if there is one.
 
-    The random state and the number of threads of torch are restored afterwards.
+    The random state and the number of threads of torch are restored afterwards; it is refused while another thread trains,
+    forecasts or diagnoses.
     """
     if isinstance(source, str | Path):
         source = _open(Path(source))
@@ -114,13 +117,10 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
     task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
     config = task.resolve(config)
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(), ExitStack() as after:
-        after.callback(torch.set_num_threads, threads)
-        trial = Trial(replace(config, train=replace(config.train, **plain)), task)
-        loss = training_loss(task, config.train.seed, 1, of="total")
-        found = measure(trial.model, loss, _settings(trial.config, 0))
-        changes = tuple(change_over_steps(trial, loss, steps)) if steps else ()
+    trial = Trial(replace(config, train=replace(config.train, **plain)), task)
+    loss = training_loss(task, config.train.seed, 1, of="total")
+    found = measure(trial.model, loss, _settings(trial.config, 0))
+    changes = tuple(change_over_steps(trial, loss, steps)) if steps else ()
     return judge(replace(found, changes=changes))
 
 
@@ -129,7 +129,8 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
         raise gone
     place = choose_device(device)
     task = run.task(cache_folder())
-    paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path) is None]
+    expected = expected_weights(run.config.model)
+    paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path, expected) is None]
     known = [checkpoint.step_of(path) for path in paths]
     if not known or (at is not None and at not in known):
         has = f"it has those of step {', '.join(map(str, known))}" if known else "train it first, or diagnose its configuration"

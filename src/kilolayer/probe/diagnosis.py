@@ -7,7 +7,6 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
-import torch
 from torch import nn
 
 from kilolayer.display import Displayed
@@ -79,7 +78,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem in words, with the options to change.
+    """A problem in words, with the options to change, written as for the command or for Python, whichever was called.
 
     value: the measured number, which is beyond `limit`; NaN if the finding comes from the run's log alone.
     """
@@ -138,25 +137,24 @@ def measure(
     model, config = in_full_precision(model), model.config
     with forward_hooks(model):
         value = compute(model, loss)
-    with torch.random.fork_rng(devices=[]):
-        return Measurements(
-            f"{config.recipe.title} {config.depths.title}",
-            config.recipe.name,
-            settings,
-            value,
-            measure_gradients(model, loss),
-            norm_inputs(model, loss),
-            residual_sizes(model, loss),
-            state_rank(model, loss),
-            config.dim,
-            attention_entropy(model, loss),
-            dead_units(model, loss),
-            update_sizes(model, loss, lr=settings.lr, betas=settings.betas, eps=settings.eps),
-            any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
-            changes,
-            dead,
-            source_gain,
-        )
+    return Measurements(
+        f"{config.recipe.title} {config.depths.title}",
+        config.recipe.name,
+        settings,
+        value,
+        measure_gradients(model, loss),
+        norm_inputs(model, loss),
+        residual_sizes(model, loss),
+        state_rank(model, loss),
+        config.dim,
+        attention_entropy(model, loss),
+        dead_units(model, loss),
+        update_sizes(model, loss, lr=settings.lr, betas=settings.betas, eps=settings.eps),
+        any(isinstance(part, VocabularyProjection) and not part.weight.any() for part in model.modules()),
+        changes,
+        dead,
+        source_gain,
+    )
 
 
 def in_full_precision(model: AnyModule) -> AnyModule:

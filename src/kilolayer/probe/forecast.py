@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
-
-import torch
 
 from kilolayer import config as configuration
 from kilolayer.display import Displayed
@@ -22,6 +19,7 @@ from kilolayer.probe.trial import Measured, Trial
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.torch_state import own_torch_state
 from kilolayer.training.run import cache_folder, choose_device, prepare
 from kilolayer.training.stack_label import as_fraction
 from kilolayer.training.start import start_of, started_config, vocabulary_of
@@ -104,6 +102,7 @@ class Forecast(Displayed):
         return self.breaks <= 0.5
 
 
+@own_torch_state("kl.forecast")
 def forecast(
     config: RunConfig | Path | str,
     task: Task | None = None,
@@ -116,7 +115,7 @@ def forecast(
     that the task resolved. rates, warmups: the candidates; None: RATES or WARMUPS, and the configuration's own value. Warm-ups
     that are longer than the run are ignored.
     Nothing is written to disk, and the model is discarded. The random state and the number of threads of torch are restored
-    afterwards.
+    afterwards; it is refused while another thread trains, forecasts or diagnoses.
     """
     for name, given in (("rates", rates), ("warmups", warmups)):
         if given is None:
@@ -134,13 +133,10 @@ def forecast(
         whole = task.resolve(whole)
     # Compiling layers would take longer than so few steps, and fp16 would not have found its loss scale by then.
     precision = "fp32" if whole.train.precision == "fp16" else whole.train.precision
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(), ExitStack() as after:
-        after.callback(torch.set_num_threads, threads)
-        eager = replace(whole, train=replace(whole.train, eager=True, precision=precision))
-        trial = Trial(eager, task)
-        steps = tuple(step for step in sweep_rates(trial, STEPS) if step.finite)
-        test = RangeTest(steps, critical_rate(Trial(eager, task), task))
+    eager = replace(whole, train=replace(whole.train, eager=True, precision=precision))
+    trial = Trial(eager, task)
+    steps = tuple(step for step in sweep_rates(trial, STEPS) if step.finite)
+    test = RangeTest(steps, critical_rate(Trial(eager, task), task))
     return judge(test, trial.config.train, rates, warmups)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kilolayer import recipes
+from kilolayer import hints, recipes
 from kilolayer.convert.adapt.adapt import adapt
 from kilolayer.convert.adapt.additions import Additions
 from kilolayer.convert.adapt.layouts import layout_of
@@ -37,7 +37,9 @@ def diagnose_foreign(model: nn.Module, loss: Callable[[Any], Tensor], settings: 
 
     loss: computes the loss of a batch, a scalar, from the model.
     """
-    found = judge(_measure(in_full_precision(model), loss, settings))
+    measured = _measure(in_full_precision(model), loss, settings)
+    with hints.for_shell():  # a loop of one's own has neither flags nor tables: the options are said again below
+        found = judge(measured)
     words = {option: _in_python(option, model) for finding in found.findings for option in finding.options}
     said = [replace(each, options=tuple(filter(None, (words[option] for option in each.options)))) for each in found.findings]
     return replace(found, findings=tuple(said))
@@ -68,7 +70,7 @@ def _is_stack(layers: list[nn.Module]) -> bool:
 
 def _measure(model: nn.Module, loss: Callable[[Any], Tensor], settings: Settings) -> Measurements:
     stacks = layers_of(model)
-    with torch.random.fork_rng(devices=[]), in_mode(model, training=False):
+    with in_mode(model, training=False):
         value = _check_loss(loss(model))
         states, norms = _states(model, loss)
         updates = update_sizes(

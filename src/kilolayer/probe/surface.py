@@ -13,17 +13,12 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.modules import in_mode
-from kilolayer.layers.position import RelativeBias
-from kilolayer.layers.scale import HeadScale
-from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.model import Model
-from kilolayer.moe.experts import ExpertNorm
 from kilolayer.probe.propagation import Loss
+from kilolayer.training.parameter_groups import NO_MATRICES
 
 Direction = Mapping[str, Tensor]
 """A direction in weight space: by name, the tensors that a step of 1 adds to some of a model's parameters."""
-NO_FILTERS = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
-"""Modules whose weights are norms, scales or biases although they have two or more axes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
 
 def filters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The matrices and embedding tables of a model by name; the last axis of each is a filter."""
-    without = {parameter for part in model.modules() if isinstance(part, NO_FILTERS) for parameter in part.parameters(False)}
+    without = {parameter for part in model.modules() if isinstance(part, NO_MATRICES) for parameter in part.parameters(False)}
     named = model.named_parameters()
     return {name: p for name, p in named if p.dim() >= 2 and p not in without and not name.endswith("bias")}
 

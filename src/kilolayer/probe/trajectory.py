@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.files.reading import open_regular
+from kilolayer.files.tensors import Expected
 from kilolayer.models.model import Model
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.surface import Surface, loss_surface
@@ -67,9 +68,9 @@ class Saved:
         self.files = [_opened(path / "model.safetensors") for path in paths]
 
     @classmethod
-    def of(cls, folder: Path, start: Mapping[str, Tensor] | None = None) -> Saved:
-        """All complete checkpoints in a run's checkpoint folder."""
-        return cls([path for path in checkpoint.steps(folder) if checkpoint.find_fault(path) is None], start)
+    def of(cls, folder: Path, start: Mapping[str, Tensor] | None = None, expected: Expected | None = None) -> Saved:
+        """All complete checkpoints in a run's checkpoint folder. expected: what the files of weights can hold."""
+        return cls([path for path in checkpoint.steps(folder) if checkpoint.find_fault(path, expected) is None], start)
 
     @property
     def steps(self) -> list[int]:

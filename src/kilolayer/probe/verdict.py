@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from kilolayer import recipes
+from kilolayer import hints, recipes
 from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
 from kilolayer.training.source_use import SOURCE_READ
 from kilolayer.training.stack_label import DEAD, MOVED, as_fraction, first_layers, level_of
@@ -43,7 +43,9 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
         text = f"The loss is {measured.loss:g} and the norm of its gradient {measured.gradients.total:g}."
         # Before the first step, no option of training is the cause.
         options = (
-            (*_slower_start(measured), "--train.clip_norm 1.0", "--train.precision fp32") if measured.settings.step else ()
+            (*_slower_start(measured), hints.option("train.clip_norm", 1.0), hints.option("train.precision", "fp32"))
+            if measured.settings.step
+            else ()
         )
         yield Finding("not finite", "", text, measured.loss, math.inf, options)
 
@@ -119,7 +121,7 @@ def hidden_by_eps(measured: Measurements) -> Iterator[Finding]:
                 f"{measured.settings.optimizer}'s eps hides the gradient of the {side}: at its smallest it is "
                 f"{gradient:.1e} per parameter, where eps is {gradient / ratio:.2g}."
             )
-            yield Finding("eps", side, text, ratio, MOVED, (f"--train.eps {smaller:.0e}",))
+            yield Finding("eps", side, text, ratio, MOVED, (hints.option("train.eps", smaller),))
 
 
 def grown_residual(measured: Measurements) -> Iterator[Finding]:
@@ -167,7 +169,8 @@ def idle_units(measured: Measurements) -> Iterator[Finding]:
             worst = max(idle)
             layer = shares.index(worst) + 1
             text = f"Most ReLUs are dead in {len(idle)} of {len(known)} layers of the {side}: {worst:.0%} in layer {layer}."
-            yield Finding("dead ReLUs", side, text, worst, IDLE, (*_slower_start(measured)[:1], "--model.activation gelu"))
+            options = (*_slower_start(measured)[:1], hints.option("model.activation", "gelu"))
+            yield Finding("dead ReLUs", side, text, worst, IDLE, options)
 
 
 RULES: tuple[Rule, ...] = (
@@ -189,7 +192,7 @@ def _read(measured: Measurements, side: str) -> bool:
 
 def _other_recipe(measured: Measurements) -> tuple[str, ...]:
     """Suggest a recipe made for depth, or a slower start if the model already has one."""
-    return (f"--model.recipe {recipes.DEFAULT}",) if measured.recipe != recipes.DEFAULT else _slower_start(measured)
+    return (hints.option("model.recipe", recipes.DEFAULT),) if measured.recipe != recipes.DEFAULT else _slower_start(measured)
 
 
 def _slower_start(measured: Measurements) -> tuple[str, ...]:
@@ -199,19 +202,16 @@ def _slower_start(measured: Measurements) -> tuple[str, ...]:
     """
     settings = measured.settings
     hidden = any(0 < ratio < MOVED for ratios in measured.gradients.over_eps(settings.eps).values() for ratio in ratios)
-    found = [f"--train.lr {_digits(settings.lr / 4)}", f"--train.warmup_steps {_rounded(max(settings.warmup_steps, 100) * 4)}"]
+    rate, warmup = float(f"{settings.lr / 4:.1e}"), _rounded(max(settings.warmup_steps, 100) * 4)
+    found = [hints.option("train.lr", rate), hints.option("train.warmup_steps", warmup)]
     if settings.uses_eps and settings.eps < SOFT and not hidden:
-        found.append("--train.eps 1e-4")
+        found.append(hints.option("train.eps", 1e-4))
     return tuple(found)
 
 
 def _numbers(values: Sequence[float]) -> list[float]:
     """The measured numbers, without the NaN of layers that have no such part."""
     return [value for value in values if not math.isnan(value)]
-
-
-def _digits(value: float) -> str:
-    return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
 
 
 def _rounded(value: float) -> int:

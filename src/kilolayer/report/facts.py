@@ -12,7 +12,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.report.experts_section import experts_summary
 from kilolayer.report.numbers import show_count, show_number
 from kilolayer.report.record import Record, number
-from kilolayer.report.scores_section import score_sets
+from kilolayer.report.scores_section import score_sets, show_score
 
 MOST_COUNTED = 4000  # layers: with more it would take a minute
 
@@ -53,7 +53,7 @@ def _parameters(model: ModelConfig) -> str:
 
     if model.depths.encoder + model.depths.decoder > MOST_COUNTED:
         return "not counted"
-    return show_count(sum(parameter.numel() for parameter in build_model(model, device="meta").parameters()))
+    return show_count(sum(parameter.numel() for parameter in build_model(model, device="meta", seed=0).parameters()))
 
 
 def _of_quality(record: Record) -> list[Fact]:
@@ -66,16 +66,16 @@ def _of_quality(record: Record) -> list[Fact]:
         facts.append(Fact("Best validation loss", f"{best['loss']:.3f}", f"{note}step {int(best['step']):,}"))
     if record.task is None or (headline := record.task.headline) is None:
         return facts
-    title, digits = record.headline_title[:1].upper() + record.headline_title[1:], headline.digits
-    tests = [(name, number(scores, headline.key, "value")) for name, scores in score_sets(record.scores)]
-    tested = [(name, value) for name, value in tests if math.isfinite(value)]
-    measured = [(number(entry, headline.key), entry) for entry in record.valid if math.isfinite(number(entry, headline.key))]
+    title, key = record.headline_title[:1].upper() + record.headline_title[1:], headline.key
+    tests = score_sets(record.scores)
+    tested = [(name, scores[key]) for name, scores in tests if math.isfinite(number(scores, key, "value"))]
+    measured = [(number(entry, key), entry) for entry in record.valid if math.isfinite(number(entry, key))]
     if tested:
-        facts.append(Fact(title, f"{tested[0][1]:.{digits}f}", f"on {tested[0][0]}"))
+        facts.append(Fact(title, show_score(key, tested[0][1], headline), f"on {tested[0][0]}"))
     elif measured:
         best_of = max if headline.larger_is_better else min
         value, best = best_of(measured, key=lambda pair: pair[0])
-        facts.append(Fact(title, f"{value:.{digits}f}", f"validation, step {int(best['step']):,}"))
+        facts.append(Fact(title, show_score(key, {"value": value}, headline), f"validation, step {int(best['step']):,}"))
     return facts
 
 

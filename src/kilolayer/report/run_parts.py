@@ -11,8 +11,9 @@ from kilolayer import hints
 from kilolayer.display import Line, Part, Pictures, TitledTable
 from kilolayer.files.paths import kind_of
 from kilolayer.report.record import Record, read_record
+from kilolayer.report.scores_section import show_score
 from kilolayer.tasks.config import RunConfig
-from kilolayer.tasks.registry import Headline, Registration, score_digits
+from kilolayer.tasks.registry import Headline, Registration
 from kilolayer.tasks.results import read_samples, read_scores, tables_of_tests
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def score_parts(scores: dict[str, Any], headline: Headline | None = None) -> lis
         return [*_direction_parts(tests, scores.get("averages", {}), headline), *_weight_parts(scores.get("weights"))]
     found = [
         TitledTable(
-            name, [(each["name"], _shown(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
+            name, [(each["name"], show_score(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
         )
         for name, entry in tests.items()
     ]
@@ -101,7 +102,7 @@ def headline_parts(scores: dict[str, Any], task: Registration) -> list[Part]:
     score = entry.get(headline.key, {})
     if "value" not in score:
         return []
-    return [Line(f"{score.get('name', headline.title)} {_shown(headline.key, score, headline)}")]
+    return [Line(f"{score.get('name', headline.title)} {show_score(headline.key, score, headline)}")]
 
 
 def _direction_parts(
@@ -109,9 +110,9 @@ def _direction_parts(
 ) -> Sequence[Part]:
     """A row per test set and direction, then the averages; how each score is computed is said once."""
     names = {key: each["name"] for entry in tests.values() for key, each in entry.items()}
-    rows = [[part, *(_shown(key, entry.get(key, {}), headline) for key in names)] for part, entry in tests.items()]
+    rows = [[part, *(show_score(key, entry.get(key, {}), headline) for key in names)] for part, entry in tests.items()]
     for side, values in averages.items():
-        means = [_shown(key, {"value": values[key]} if key in values else {}, headline) for key in names]
+        means = [show_score(key, {"value": values.get(key)}, headline) for key in names]
         rows.append([f"average {side}", *means])
     signatures = dict.fromkeys(
         f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
@@ -126,11 +127,6 @@ def _weight_parts(weights: Any) -> list[Part]:
             fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
             return [Line(f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}\n")]
     return []
-
-
-def _shown(key: str, score: dict[str, Any], headline: Headline | None) -> str:
-    """The value of an entry of scores.json, with as many decimals as it or the task specifies; a dash if there is none."""
-    return f"{score['value']:.{score.get('digits', score_digits(key, headline))}f}" if "value" in score else "-"
 
 
 def _signature_or_reason(score: dict[str, Any]) -> str:

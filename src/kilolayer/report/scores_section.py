@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kilolayer.report.numbers import show_number
 from kilolayer.report.record import Entry, number
 from kilolayer.report.table import Table
 from kilolayer.tasks.registry import Headline, score_digits
@@ -45,7 +44,7 @@ def scores_section(scores: dict[str, Any], headline: Headline | None = None) -> 
     """The scores in scores.json; empty if there are none. headline: the task's main score, which may have more decimals."""
     sets = score_sets(scores)
     if len(sets) > 1:
-        return _by_direction(sets, scores.get("averages"))
+        return _by_direction(sets, scores.get("averages"), headline)
     return ScoresSection(
         [
             ScoredTest(name, [_score(key, score, headline) for key, score in entries.items() if isinstance(score, dict)])
@@ -64,13 +63,16 @@ def score_sets(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any) -> ScoresSection:
+def _by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any, headline: Headline | None) -> ScoresSection:
     found = [(key, score) for _, entries in sets for key, score in entries.items() if isinstance(score, dict)]
     names = {key: _name(key, score) for key, score in found}
     header = ["", *names.values()]
     means = averages if isinstance(averages, dict) else {}
-    averaged = [[f"average {side}", *(show_number(number(means, side, key)) for key in names)] for side in means]
-    rows = [[part, *(show_number(number(entries, key, "value")) for key in names)] for part, entries in sets]
+    averaged = [
+        [f"average {side}", *(show_score(key, {"value": number(means, side, key)}, headline) for key in names)]
+        for side in means
+    ]
+    rows = [[part, *(show_score(key, entries.get(key), headline) for key in names)] for part, entries in sets]
     signatures = [
         f"{names[key]}: {score.get('signature') or 'not available: ' + str(score.get('reason', ''))}" for key, score in found
     ]
@@ -78,12 +80,17 @@ def _by_direction(sets: Sequence[tuple[str, dict[str, Any]]], averages: Any) -> 
 
 
 def _score(key: str, score: Entry, headline: Headline | None) -> Score:
-    value = number(score, "value")
-    if not math.isfinite(value):
+    if not math.isfinite(number(score, "value")):
         return Score(_name(key, score), reason=str(score.get("reason", "it has no value")))
+    return Score(_name(key, score), show_score(key, score, headline), str(score.get("signature", "")).split("|"))
+
+
+def show_score(key: str, score: Any, headline: Headline | None) -> str:
+    """The value of an entry of scores.json, with as many decimals as it or the task specifies; a dash if there is none."""
+    if not isinstance(score, dict) or not math.isfinite(value := number(score, "value")):
+        return "-"
     digits = number(score, "digits")
-    shown = f"{value:.{int(digits) if 0 <= digits <= 10 else score_digits(key, headline)}f}"
-    return Score(_name(key, score), shown, str(score.get("signature", "")).split("|"))
+    return f"{value:.{int(digits) if 0 <= digits <= 10 else score_digits(key, headline)}f}"
 
 
 def _name(key: str, score: Entry) -> str:

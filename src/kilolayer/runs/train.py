@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from os import PathLike
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from kilolayer import hints
-from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.parallel.parent import when_parent_dies
 from kilolayer.runs.config_source import Source, new_folder, plain_tables, read_source
 from kilolayer.terminal import say, under_torchrun, writes_to_terminal
+from kilolayer.torch_state import own_torch_state
 from kilolayer.training.stop import Stop, Stopped, handle_signals
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kilolayer.training.run import Run
     from kilolayer.training.trackers import Tracker
 
-_torch_state = Lock()
 Begin = Callable[["Processes"], AbstractContextManager["Run"]]
 Show = Callable[["Run", dict[str, Any], "Report"], None]
 
@@ -51,7 +50,7 @@ def train(
 
     An interrupt saves a checkpoint and raises KeyboardInterrupt; a second one does not wait for the checkpoint. Signals are
     handled only in the main thread. The random state and the number of threads of torch are restored afterwards; because a
-    process has only one of each, a second `train` is refused while another thread is in one.
+    process has only one of each, it is refused while another thread trains, forecasts or diagnoses.
     """
     from kilolayer.runs.begin import new_run, old_run, same_run
     from kilolayer.runs.load import load
@@ -81,30 +80,11 @@ def train(
             return same_run(folder, given, processes, is_embedded=config is None)
         return new_run(folder, given, processes, is_embedded=config is None, overwrite=overwrite)
 
-    with _own_torch_state():
+    with own_torch_state("kl.train"):
         code = train_run(folder, begin, resume=resume is not None, show=_print_report, trackers=trackers)
     if code:
         raise Stopped(code - 128, _resume_hint(folder))
     return load(folder, device=Run.open(folder).config.train.device)
-
-
-@contextmanager
-def _own_torch_state() -> Iterator[None]:
-    """Hold the random state and the number of threads of torch, which the process has once, and restore them."""
-    import torch
-
-    if not _torch_state.acquire(blocking=False):
-        raise InputError(
-            "another kl.train is running in this process, and both would draw from torch's random numbers",
-            fix="wait for it, or train in processes: kl.run_comparison trains several runs at once",
-        )
-    threads = torch.get_num_threads()
-    try:
-        with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else []):
-            yield
-    finally:
-        torch.set_num_threads(threads)
-        _torch_state.release()
 
 
 def _print_report(run: Run, scores: dict[str, Any], report: Report) -> None:

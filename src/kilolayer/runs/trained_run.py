@@ -116,7 +116,7 @@ class TrainedRun(Displayed):
 
     @cached_property
     def _chosen(self) -> Chosen:
-        return choose(self._run.checkpoints, self.config.train)
+        return choose(self._run.checkpoints, self.config)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r})"

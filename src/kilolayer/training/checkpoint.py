@@ -31,7 +31,7 @@ from torch import Tensor
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.tensors import ANY_NUMBER, check_alike, file_size, load_tensors, serialise
+from kilolayer.files.tensors import Expected, check_alike, file_size, load_tensors, serialise
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -50,6 +50,7 @@ PER_WEIGHT = 9
 NAME = re.compile("step-(?:[0-9]{8}|[1-9][0-9]{8,17})")
 REPLACED = ".replaced"
 FindFault = Callable[[Path], str | None]
+Check = Callable[[Mapping[str, Tensor]], None]
 
 
 class CheckpointError(KilolayerError):
@@ -170,16 +171,20 @@ def newest(folder: Path, find: FindFault | None = None) -> Path | None:
     return None
 
 
-def find_fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read."""
+def find_fault(path: Path, expected: Expected | None = None) -> str | None:
+    """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read.
+
+    expected: what the file of the weights can hold; a larger one is not hashed.
+    """
     if kind_of(path) != "folder":
         return "it is not a folder"
     try:
         _size_of(path / MANIFEST)
         match read_json(path / MANIFEST, MOST_MANIFEST):
             case {"step": step, "files": dict(files)} if step == step_of(path) and set(files) == set(FILES):
-                for name in FILES:
-                    _check_file(path / name, files[name])
+                most = (expected or Expected()).size
+                for name, largest in zip(FILES, (most, PER_WEIGHT * most, MOST_STATE), strict=True):
+                    _check_file(path / name, files[name], largest)
             case _:
                 return f"{MANIFEST} does not describe it"
     except UnreadableError:
@@ -189,7 +194,7 @@ def find_fault(path: Path) -> str | None:
     return None
 
 
-def _check_file(path: Path, written: Any) -> None:
+def _check_file(path: Path, written: Any, most: int) -> None:
     match written:
         case {"bytes": int(size), "sha256": [str(first), *_] as hashes} if all(isinstance(each, str) for each in hashes):
             found = _size_of(path)
@@ -198,6 +203,8 @@ def _check_file(path: Path, written: Any) -> None:
     # Checked before the hashes, because a file that is not ours may be very long.
     if found != size or len(hashes) != len(_places(size)):
         raise InputError(f"{path.name} has {found:,} bytes, not {size:,} with SHA-256 {first[:12]}")
+    if size > most:
+        raise InputError(f"{path.name} has {size:,} bytes, and {most:,} can be expected")
     for number, (ours, theirs) in enumerate(zip(_fingerprint(path)["sha256"], hashes, strict=False)):
         if ours != theirs:
             raise InputError(f"{path.name} has SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {number * PIECE:,} on")
@@ -216,15 +223,24 @@ def _size_of(path: Path) -> int:
     return found.st_size
 
 
-def load(path: Path, device: str = "cpu", find: FindFault | None = None, *, number: range = ANY_NUMBER) -> Checkpoint:
-    """Read a checkpoint, after checking that it is complete. number: how many tensors the model can have."""
+def load(
+    path: Path,
+    device: str = "cpu",
+    find: FindFault | None = None,
+    *,
+    expected: Expected | None = None,
+    check: Check | None = None,
+) -> Checkpoint:
+    """Read a checkpoint, after checking that it is complete. expected, check: of the model's weights, as for `load_tensors`."""
+    expected = expected or Expected()
     fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
+    of_optimizer = Expected(range(PER_WEIGHT * expected.number.stop), PER_WEIGHT * expected.size)
     return Checkpoint(
         step_of(path),
-        load_tensors(path / "model.safetensors", device, number=number),
-        load_tensors(path / "optimizer.safetensors", device, number=range(PER_WEIGHT * number.stop)),
+        load_tensors(path / "model.safetensors", device, expected=expected, check=check),
+        load_tensors(path / "optimizer.safetensors", device, expected=of_optimizer),
         load_state(path),
     )
 
@@ -242,13 +258,13 @@ def is_scheduled(path: Path) -> bool:
     return load_state(path).get("scheduled") is not False
 
 
-def average(paths: list[Path], *, number: range = ANY_NUMBER) -> dict[str, Tensor]:
+def average(paths: list[Path], *, expected: Expected | None = None, check: Check | None = None) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, oldest first; non-floating-point tensors are the newest ones."""
-    newest = load_tensors(paths[-1] / "model.safetensors", number=number)
+    newest = load_tensors(paths[-1] / "model.safetensors", expected=expected, check=check)
     floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
     mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
     for path in paths:
-        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", number=number)
+        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", expected=expected, check=check)
         check_alike(tensors, newest, path / "model.safetensors")
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)

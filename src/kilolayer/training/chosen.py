@@ -13,7 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from kilolayer.errors import InputError
-from kilolayer.files.tensors import ANY_NUMBER, load_tensors
+from kilolayer.files.tensors import Expected, load_tensors
+from kilolayer.models.fit import expected_weights
+from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import checkpoint
 from kilolayer.training.last_saved import all_deleted, deleted
@@ -38,13 +40,14 @@ class Chosen:
         return asdict(self)
 
 
-def choose(folder: Path, config: TrainConfig) -> Chosen:
+def choose(folder: Path, config: RunConfig) -> Chosen:
     """The newest scheduled checkpoints if the run averages, else the best one, else the newest.
 
     Each checkpoint that should be used but cannot be is logged, along with what is used instead.
     """
     faults: dict[int, str] = {}
-    whole = _complete_checkpoints(checkpoint.steps(folder), faults)
+    expected, train = expected_weights(config.model), config.train
+    whole = _complete_checkpoints(checkpoint.steps(folder), expected, faults)
     newest = next(whole, None)
     if newest is None:
         if (gone := all_deleted(folder)) is not None:
@@ -53,12 +56,12 @@ def choose(folder: Path, config: TrainConfig) -> Chosen:
         raise InputError("the run has no complete checkpoint", where=str(folder), fix="train it first")
     if (step := deleted(folder)) is not None and step > checkpoint.step_of(newest):
         faults[step] = "missing, and it is the newest"
-    if config.average:
-        regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), config.average))
-        why, used = f"average of {config.average}", regular[::-1] or [newest]
-        _find_missing(newest, regular, config.average, faults)
+    if train.average:
+        regular = list(islice(filter(checkpoint.is_scheduled, chain([newest], whole)), train.average))
+        why, used = f"average of {train.average}", regular[::-1] or [newest]
+        _find_missing(newest, regular, train.average, faults)
     else:
-        why, used = _choose_one(newest, config, faults)
+        why, used = _choose_one(newest, train, expected, faults)
     found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
     _warn(faults, f"the weights of step {', '.join(map(str, found.steps))} are used instead")
     return found
@@ -69,10 +72,10 @@ def _warn(faults: dict[int, str], instead: str) -> None:
         logger.warning("checkpoint of step %d is %s; %s", step, fault, instead)
 
 
-def _complete_checkpoints(paths: list[Path], faults: dict[int, str]) -> Iterator[Path]:
+def _complete_checkpoints(paths: list[Path], expected: Expected, faults: dict[int, str]) -> Iterator[Path]:
     """Yield complete checkpoints, newest first, checking each only when it is asked for; `faults` collects the others."""
     for path in reversed(paths):
-        if (fault := checkpoint.find_fault(path)) is None:
+        if (fault := checkpoint.find_fault(path, expected)) is None:
             yield path
         else:
             faults[checkpoint.step_of(path)] = f"damaged ({fault})"
@@ -91,7 +94,7 @@ def _find_missing(newest: Path, regular: list[Path], count: int, faults: dict[in
         found += before in faults
 
 
-def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tuple[str, list[Path]]:
+def _choose_one(newest: Path, config: TrainConfig, expected: Expected, faults: dict[int, str]) -> tuple[str, list[Path]]:
     state = fitted(checkpoint.load_state(newest), {"best": {"step": int | None}}, newest / "state.json")
     if (step := state["best"]["step"]) is None:
         return "newest", [newest]
@@ -102,14 +105,14 @@ def _choose_one(newest: Path, config: TrainConfig, faults: dict[int, str]) -> tu
         return "newest", [newest]  # a checkpoint of that step, if there is one, was left by a stop
     if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"
-    elif next(_complete_checkpoints([best], faults), None) and checkpoint.is_scheduled(best):
+    elif next(_complete_checkpoints([best], expected, faults), None) and checkpoint.is_scheduled(best):
         return "best", [best]
     return "newest", [newest]
 
 
-def load_chosen(folder: Path, chosen: Chosen, number: range = ANY_NUMBER) -> dict[str, Tensor]:
-    """The weights alone, without the optimizer's state, which is twice their size. number: how many tensors there can be."""
+def load_chosen(folder: Path, chosen: Chosen, expected: Expected, check: checkpoint.Check) -> dict[str, Tensor]:
+    """The weights alone, without the optimizer's state, which is twice their size. expected, check: as for `load_tensors`."""
     paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
     if len(paths) == 1:
-        return load_tensors(paths[0] / "model.safetensors", number=number)
-    return checkpoint.average(paths, number=number)
+        return load_tensors(paths[0] / "model.safetensors", expected=expected, check=check)
+    return checkpoint.average(paths, expected=expected, check=check)

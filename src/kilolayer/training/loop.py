@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kilolayer import hints
-from kilolayer.models.fit import number_of_tensors
+from kilolayer.models.fit import expected_weights
 from kilolayer.parallel.processes import Processes
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
@@ -52,11 +52,12 @@ def train(
         handle_signals() if stop is None else nullcontext(stop) as stop,
         stop.waiting_for_step() if processes.size > 1 else nullcontext(),
     ):
-        inspector = Inspector()
+        expected = expected_weights(run.config.model)
+        inspector = Inspector(expected)
         newest = _newest(run, processes, inspector) if resume else None
-        number = number_of_tensors(run.config.model)
-        saved = None if newest is None else checkpoint.load(newest, find=inspector.find_fault, number=number)
-        if saved is not None:
+        saved = None
+        if newest is not None:
+            saved = checkpoint.load(newest, find=inspector.find_fault, expected=expected, check=run.check_fit)
             check_validation(saved.state, task.held_out(), str(run.folder))
         trainer = Trainer(run, task, processes)
         trainer.begin(saved)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from kilolayer.errors import InputError, file_fault
+from kilolayer.files.tensors import Expected
 from kilolayer.training import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -14,14 +15,16 @@ logger = logging.getLogger(__name__)
 class Inspector:
     """Checks checkpoints and remembers the results, because hashing them takes long."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Expected | None = None) -> None:
+        """expected: what the files of weights can hold."""
+        self.expected = expected
         self.known: dict[Path, str | None] = {}
         self.reported: set[Path] = set()
 
     def find_fault(self, path: Path) -> str | None:
         """`checkpoint.find_fault`, with the result cached."""
         if path not in self.known:
-            self.known[path] = checkpoint.find_fault(path)
+            self.known[path] = checkpoint.find_fault(path, self.expected)
         return self.known[path]
 
     def invalidate(self, path: Path) -> None:

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -32,7 +32,7 @@ from kilolayer.files.writing import PART, remove, remove_drafts, unwritable, wri
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import find_misfit, number_of_tensors
+from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
 from kilolayer.parallel.launch import is_restart, launch
@@ -137,7 +137,6 @@ class Run:
         """Load the trained model."""
         weights = self.weights(self.vocabulary(), chosen)
         model = build_model(self.config.model, device="meta", seed=0)
-        check_fit(model, weights, self.folder)  # before memory is allocated for what the configuration says
         model.materialise("cpu").load_state_dict(weights)
         return self.runtime.bind(model.to(device).eval())
 
@@ -163,15 +162,19 @@ class Run:
 
         vocabulary: the one that the model is used with; another one than the run's is refused.
         """
-        chosen = chosen or choose(self.checkpoints, self.config.train)
+        chosen = chosen or choose(self.checkpoints, self.config)
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
         state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        return load_chosen(self.checkpoints, chosen, number_of_tensors(self.config.model))
+        return load_chosen(self.checkpoints, chosen, expected_weights(self.config.model), self.check_fit)
+
+    def check_fit(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raise if weights, of which only the shapes are needed, belong to another model."""
+        check_fit(build_model(self.config.model, device="meta", seed=0), weights, self.folder)
 
     def score(self, task: Task, device: torch.device) -> None:
         """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
-        chosen = choose(self.checkpoints, self.config.train)
+        chosen = choose(self.checkpoints, self.config)
         task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
 
     def scores(self, device: str | torch.device) -> dict[str, Any]:
@@ -209,7 +212,7 @@ def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) ->
     model.load_state_dict(weights)
 
 
-def check_fit(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
+def check_fit(model: Model, weights: Mapping[str, torch.Tensor], where: Path) -> None:
     """Raise if the weights belong to another model."""
     if misfit := find_misfit(model.state_dict(), weights):
         raise InputError(

@@ -19,14 +19,16 @@ from kilolayer.convert.huggingface.folder import CONFIG, read_config, read_tenso
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.files.paths import as_path, kind_of
 from kilolayer.files.reading import read_json
+from kilolayer.files.tensors import Expected
 from kilolayer.models.fit import find_misfit
 from kilolayer.models.place import check_dtype, check_place
 from kilolayer.models.saved import check_folder, tensors_of, write_model
+from kilolayer.torch_state import own_torch_state
 
 GENERATION = "generation_config.json"
 LARGEST_COMPUTED = 1 << 22
 """The numbers in tables of positions that are computed whatever the size of the model."""
-TENSORS = range(100_001)
+TENSORS = Expected(range(100_001))
 """Numbers of tensors in a file: up to some thousands of layers of any class."""
 
 
@@ -75,7 +77,7 @@ def load_adapted(
         if misfit := find_misfit(_expected(outline, tensors), tensors):
             raise InputError(f"the weights do not fit the configuration: {misfit}", fix="use the files of the same model")
         _check_computed(outline, tensors)
-        with torch.random.fork_rng(devices=[]):
+        with own_torch_state("kl.load_model", devices=[]):
             model = _build(table, len(tensors), "cpu")
         # Before the recipe, whose constants take the dtype of the weights beside them.
         _assign(model, tensors, dtype)

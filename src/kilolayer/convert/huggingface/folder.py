@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from kilolayer.errors import InputError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
-from kilolayer.files.tensors import load_tensors
+from kilolayer.files.tensors import Expected, load_tensors
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -35,14 +36,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
-def read_tensors(folder: Path, number: range) -> dict[str, Tensor]:
-    """All weights under their names in the files. number: how many there can be."""
+def read_tensors(folder: Path, expected: Expected) -> dict[str, Tensor]:
+    """All weights under their names in the files. expected: what the files can hold."""
     if kind_of(folder / WEIGHTS) == "file":
-        return _read_file(folder / WEIGHTS, number)
+        return _read_file(folder / WEIGHTS, expected)
     if kind_of(folder / INDEX) == "file":
         found: dict[str, Tensor] = {}
         for name in _parts(folder / INDEX):
-            found |= _read_file(folder / name, range(number.stop))
+            found |= _read_file(folder / name, replace(expected, number=range(expected.number.stop)))
         return found
     if any(kind_of(folder / name) == "file" for name in PICKLED):
         raise InputError(
@@ -69,7 +70,7 @@ def _parts(index: Path) -> list[str]:
     return sorted(set(names.values()))
 
 
-def _read_file(path: Path, number: range) -> dict[str, Tensor]:
+def _read_file(path: Path, expected: Expected) -> dict[str, Tensor]:
     return load_tensors(
-        path, number=number, fix=f"fetch the file and {CONFIG} again: it may have been cut off, or of another model"
+        path, expected=expected, fix=f"fetch the file and {CONFIG} again: it may have been cut off, or of another model"
     )

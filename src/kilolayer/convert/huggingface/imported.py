@@ -27,7 +27,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.fit import number_of_tensors
+from kilolayer.models.fit import expected_weights
 from kilolayer.models.place import check_dtype, check_place
 
 FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
@@ -83,7 +83,7 @@ class Imported:
     def tensors(self) -> dict[str, Tensor]:
         """The weights under Transformers' names, with the prefix of the class with an output."""
         found = {}
-        for name, tensor in read_tensors(self.folder, number_of_tensors(self._config({}))).items():
+        for name, tensor in read_tensors(self.folder, expected_weights(self._config({}))).items():
             for old, new in OLD_NAMES.items():
                 name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
             whole = name.startswith((self.form.prefix, *self.form.outputs))

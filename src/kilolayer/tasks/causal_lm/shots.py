@@ -69,7 +69,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     for each in asked:
         each.check(max(shots), options.limit)
     read_scores(run.folder)
-    chosen = choose(run.checkpoints, run.config.train)
+    chosen = choose(run.checkpoints, run.config)
     model = run.load_reader(choose_device(options.device), chosen=chosen)
     assert isinstance(model, Decoder)
     assert isinstance(run.config, CausalLMConfig)

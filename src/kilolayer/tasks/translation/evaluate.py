@@ -167,7 +167,7 @@ def _score_other_text(run: Run, tests: list[ParallelText], options: argparse.Nam
     except OptionError as error:
         raise error.at(str(run.folder)) from None
     _references(task, run, options)
-    chosen = choose(run.checkpoints, run.config.train)
+    chosen = choose(run.checkpoints, run.config)
     model = run.load_reader(choose_device(options.device), chosen=chosen)
     assert isinstance(model, EncoderDecoder)
     results = task.results(model)
