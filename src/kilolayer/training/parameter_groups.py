@@ -59,6 +59,10 @@ def parameter_groups(
     layer_decay: the factor on the learning rate from each layer to the one below it.
     eps: the optimizer's eps. If it is None, only groups whose eps the recipe changes have one, relative to 1e-8.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            "parameter_groups needs a model", fix="give the model, not its parameters: parameter_groups(model, lr=1e-3)"
+        )
     given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "layer_decay": layer_decay}
     for name, value in (given if eps is None else {**given, "eps": eps}).items():
         is_number = isinstance(value, int | float | Tensor)
