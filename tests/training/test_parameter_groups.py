@@ -133,3 +133,8 @@ def test_frozen_weights_are_left_out_and_odd_values_refused() -> None:
     for wrong in odd:
         with pytest.raises(OptionError):
             kl.parameter_groups(model, **wrong)
+
+
+def test_parameters_in_the_place_of_the_model_are_refused() -> None:
+    with pytest.raises(InputError, match="needs a model"):
+        kl.parameter_groups(nn.Linear(2, 2).parameters(), lr=1e-3)  # pyright: ignore[reportArgumentType]

@@ -33,6 +33,10 @@ def parameter_groups(
     optimizer: if it is given, each group also has `optimizer`, the name of the one that updates it: with "muon", hidden
     matrices have "muon" and all other weights "adamw".
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            "parameter_groups needs a model", fix="give the model, not its parameters: parameter_groups(model, lr=1e-3)"
+        )
     given: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay, "layer_decay": layer_decay}
     for name, value in (given if eps is None else {**given, "eps": eps}).items():
         is_number = isinstance(value, int | float | Tensor)
