@@ -65,6 +65,7 @@ def _check(source: Source, model: AnyModel) -> None:
         "it has no final norm": config.final_norm is False,
         "it has experts": config.moe is not None,
         f"its norms are {norm_class(config.norm).words()}": config.norm != "layer",
+        "its queries and keys are normalized (qk_norm)": config.qk_norm,
         "it has fewer heads of keys and values than of queries": config.kv_heads not in (None, config.heads),
         f"its activation is {config.activation}": config.activation not in ACTIVATIONS,
         "it has a norm on its embeddings": config.embedding_norm,

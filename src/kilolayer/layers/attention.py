@@ -1,8 +1,8 @@
 """Multi-head self-attention and cross-attention, with grouped key and value heads.
 
-    Attention(x) = W_o LN(concat_h(g_h head_h)),    head_h = softmax(q_h k_h^T / sqrt(head_dim)) v_h
+    Attention(x) = W_o LN(concat_h(g_h head_h)),    head_h = softmax(N(q_h) N(k_h)^T / sqrt(head_dim)) v_h
 
-LN and the learned head scales g_h are present only if the recipe's plan has them.
+LN and the learned head scales g_h are present only if the recipe's plan has them, and the norms N only with `qk_norm`.
 Suffixes of names give shapes: B batch, H heads, L length, D the last dimension (dim, or head_dim after H).
 """
 
@@ -21,7 +21,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotation
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import HeadScale, make_shift
-from kilolayer.recipes.base import Plan
+from kilolayer.recipes.base import NORM, Plan
 from kilolayer.recipes.role import Role
 
 
@@ -33,6 +33,9 @@ class Attention(nn.Module):
         self.heads, self.key_heads, self.head_dim = options.heads, options.key_heads, options.head_dim
         self.dropout = options.attention_dropout
         self.input_shift = make_shift(plan.shifts)
+        normed = NORM if options.qk_norm else None
+        self.query_norm = make_norm(normed, options.head_dim, options)
+        self.key_norm = make_norm(normed, options.head_dim, options)
         self.head_scale = HeadScale(options.heads) if plan.head_scale else nn.Identity()
         self.inner_norm = make_norm(plan.inner_norm, options.dim, options)
         self.output = Projection(options.dim, [(Role.ATTENTION_OUTPUT, options.dim)], plan)
@@ -98,9 +101,10 @@ class SelfAttention(Attention):
             key, value = cache.append(key, value, past)
         return self.finish(self.mix(query, key, value, mask))
 
-    def project(self, x: Tensor) -> list[Tensor]:
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [batch, heads, length, head_dim]; keys and values [batch, key_heads, length, head_dim] each."""
-        return self.split(self.query_key_value(self.input_shift(x)), self.rows)
+        query, key, value = self.split(self.query_key_value(self.input_shift(x)), self.rows)
+        return self.query_norm(query), self.key_norm(key), value
 
 
 class CrossAttention(Attention):
@@ -124,7 +128,7 @@ class CrossAttention(Attention):
 
     def project(self, x: Tensor) -> Tensor:
         """Queries: [batch, heads, target, head_dim]."""
-        return self.split(self.query(self.input_shift(x)), self.query_rows)[0]
+        return self.query_norm(self.split(self.query(self.input_shift(x)), self.query_rows)[0])
 
     def project_memory(self, memory: Tensor | None, cache: KeyCache | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, [batch, key_heads, source, head_dim] each; cached at the first step."""
@@ -132,6 +136,7 @@ class CrossAttention(Attention):
             return cache.memory
         assert memory is not None
         key, value = self.split(self.key_value(memory), self.rows)
+        key = self.key_norm(key)
         if cache is not None:
             cache.memory = (key, value)
         return key, value

@@ -31,6 +31,9 @@ class LayerOptions:
     """The norm wherever the recipe puts one: layer (LayerNorm), rms (RMSNorm), or a class of your own as my_module:MyNorm."""
     norm_eps: float = bounded(1e-5, above=0, most=1)
     """Added to the variance inside a norm."""
+    qk_norm: bool = False
+    """Normalize queries and keys head by head, before rotation, by the model's norm over the head width. The heads of a layer
+    share its weights. With LayerNorm or RMSNorm, attention logits are at first at most sqrt(head width)."""
     positions: Positions = "sinusoidal"
     """How positions are encoded: at the input (sinusoidal, learned), in attention (rotary, xpos, t5), or not at all."""
     max_length: int | None = bounded(None, least=1, most=2**24)

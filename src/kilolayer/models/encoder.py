@@ -40,6 +40,7 @@ class Encoder(Model):
         activation: Activation = "relu",
         norm: str = "layer",
         norm_eps: float = 1e-5,
+        qk_norm: bool = False,
         positions: Positions = "sinusoidal",
         max_length: int | None = None,
         dropout: float = 0.0,

@@ -12,6 +12,7 @@ from kilolayer.models.model import Model
 from kilolayer.moe.groups import Groups
 from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, root_mean_square, table_by_place
 from kilolayer.probe.propagation import Loss
+from kilolayer.recipes.base import Kind
 
 
 def norm_inputs(model: Model, loss: Loss) -> ByKind:
@@ -30,9 +31,19 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
                         side: str = stack.side,
                     ) -> None:
                         # An expert's norm reads rows of tokens; padding comes after the rows of the last expert.
-                        x = inputs[0][: inputs[1].ends[-1]] if len(inputs) > 1 else hooks.places(side, inputs[0])
+                        x = (
+                            inputs[0][: inputs[1].ends[-1]]
+                            if len(inputs) > 1
+                            else hooks.places(*_states(side, key[1], inputs[0]))
+                        )
                         found[side][key] = root_mean_square(x)
 
                     hooks.before(module, record)
         compute(model, loss)
     return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
+
+
+def _states(side: str, place: str, x: Tensor) -> tuple[str, Tensor]:
+    """The stack whose positions a norm reads, and its input as [batch, length, width]: heads are put beside one another."""
+    side = "encoder" if place == f"{Kind.CROSS_ATTENTION}.key_norm" else side
+    return side, x.transpose(1, 2).flatten(2) if x.dim() == 4 else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
@@ -20,11 +20,11 @@ from kilolayer.speed.static_keys import StaticKeys
 def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
     """The input of the output projection: [batch, length, dim] to the same shape. seed: of the dropout on attention weights."""
     x = f.input_shift(x)
+    packed = _normalise_heads(f, project(f.query_key_value, x), (f.query_norm, f.key_norm))
     if view.short:
-        packed = project(f.query_key_value, x)
         mixed = short_self_attention(packed, view.key_bias, f.heads, f.key_heads, view.causal, seed, _chance(f))
         return _join(f, _split(f, mixed))
-    query, key, value = _project(f, x, f.query_key_value)
+    query, key, value = _split_parts(f, packed, f.query_key_value)
     if view.rotation is not None:
         query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
     if view.step:
@@ -40,10 +40,10 @@ def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache 
 
 def cross_attention(f: CrossAttention, x: Tensor, view: FastView, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
     """The input of the output projection: [batch, target, dim] to the same shape. seed: of the dropout on attention weights."""
-    query = project(f.query, f.input_shift(x))
+    query = _normalise_heads(f, project(f.query, f.input_shift(x)), (f.query_norm,))
     if view.short:
         assert view.source is not None
-        packed = project(f.key_value, view.source.read())
+        packed = _normalise_heads(f, project(f.key_value, view.source.read()), (f.key_norm,))
         mixed = short_cross_attention(query, packed, view.source_key_bias, f.heads, f.key_heads, seed, _chance(f))
         return _join(f, _split(f, mixed))
     key, value = source_keys(f, view, cache)
@@ -59,15 +59,28 @@ def source_keys(f: CrossAttention, view: FastView, cache: KeyCache | None) -> tu
     if cache is not None and cache.memory is not None:
         return cache.memory
     assert view.source is not None
-    key, value = _project(f, view.source.read(), f.key_value)
+    packed = _normalise_heads(f, project(f.key_value, view.source.read()), (f.key_norm,))
+    key, value = _split_parts(f, packed, f.key_value)
     if cache is not None:
         cache.memory = (key, value)
     return key, value
 
 
-def _project(f: Attention, x: Tensor, projection: Projection) -> list[Tensor]:
-    """Project x and split each part into heads."""
-    return [_split(f, part) for part in project(projection, x).split(projection.rows, dim=-1)]
+def _split_parts(f: Attention, packed_BLD: Tensor, projection: Projection) -> list[Tensor]:
+    """The parts of what `projection` computed, each as [batch, heads, length, head_dim]."""
+    return [_split(f, part) for part in packed_BLD.split(projection.rows, dim=-1)]
+
+
+def _normalise_heads(f: Attention, packed_BLD: Tensor, norms: tuple[nn.Module, ...]) -> Tensor:
+    """Normalize the heads of queries and keys where the projection wrote them; norms: of the first parts of `packed_BLD`."""
+    if all(isinstance(norm, nn.Identity) for norm in norms):
+        return packed_BLD
+    widths = [f.heads * f.head_dim if norm is f.query_norm else f.key_width for norm in norms]
+    *parts, rest = packed_BLD.split([*widths, packed_BLD.shape[-1] - sum(widths)], dim=-1)
+    normed = [
+        normalise(norm, part.unflatten(-1, (-1, f.head_dim))).flatten(-2) for norm, part in zip(norms, parts, strict=True)
+    ]
+    return torch.cat([*normed, rest], dim=-1)
 
 
 def _mix(f: Attention, query: Tensor, key: Tensor, value: Tensor, mask: Mask) -> Tensor:

@@ -41,7 +41,7 @@ AnyModel = TypeVar("AnyModel", bound=EncoderDecoder | Decoder)
 
 # A layer that contains any other module is not written out.
 SUBLAYER_PARTS = {"f", "pre_norm", "post_norm", "out_norm", "in_scale", "skip", "branch", "dropout", "drop_path"}
-ATTENTION_PARTS = {"input_shift", "head_scale", "inner_norm", "output"}
+ATTENTION_PARTS = {"input_shift", "query_norm", "key_norm", "head_scale", "inner_norm", "output"}
 PARTS: dict[type[nn.Module], set[str]] = {
     SelfAttention: ATTENTION_PARTS | {"query_key_value"},
     CrossAttention: ATTENTION_PARTS | {"query", "key_value"},
@@ -189,6 +189,7 @@ class WrittenAttention:
 
     def __init__(self, attention: Attention, branch: Tensor | float) -> None:
         self.heads, self.key_heads, self.head_dim = attention.heads, attention.key_heads, attention.head_dim
+        self.query_norm, self.key_norm = _norm(attention.query_norm), _norm(attention.key_norm)
         self.inner_norm = _norm(attention.inner_norm)
         columns: Tensor | float = 1.0
         if isinstance(attention.head_scale, HeadScale):
@@ -222,6 +223,7 @@ class WrittenSelfAttention(WrittenAttention):
     def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         parts = self.split_heads(self.query_key_value(x), batch)
         query, key, value = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
+        query, key = self.query_norm(query), self.key_norm(key)
         if view.rotation is not None:
             query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
         if cache is not None:
@@ -240,7 +242,7 @@ class WrittenCrossAttention(WrittenAttention):
     def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
         assert view.memory is not None
         assert view.memory_mask is not None
-        query = self.split_heads(self.query(x), batch)
+        query = self.query_norm(self.split_heads(self.query(x), batch))
         key, value = self.project_memory(view.memory, cache)
         return self.attend(query, key, value, view.memory_mask)
 
@@ -250,6 +252,7 @@ class WrittenCrossAttention(WrittenAttention):
             return cache.memory
         parts = self.split_heads(self.key_value(memory.flatten(0, 1)), len(memory)).contiguous()
         key, value = parts.chunk(2, dim=1)
+        key = self.key_norm(key)
         if cache is not None:
             cache.memory = (key, value)
         return key, value

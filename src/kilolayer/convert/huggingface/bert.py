@@ -89,6 +89,8 @@ class Bert(ForeignClass):
             yield "it has experts"
         if config.norm != "layer":
             yield f"its norms are {norm_class(config.norm).words()}"
+        if config.qk_norm:
+            yield "its queries and keys are normalized (qk_norm)"
         if config.kv_heads not in (None, config.heads):
             yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
         if config.activation not in ACTIVATIONS:

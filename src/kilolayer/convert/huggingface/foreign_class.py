@@ -138,6 +138,8 @@ def shared_misfits(config: ModelConfig) -> Iterator[str]:
         yield f"its norms are {norm_class(config.norm).words()}"
     elif config.norm_eps != EPS:
         yield f"its norm_eps is {config.norm_eps:g}, and theirs is fixed at {EPS:g}"
+    if config.qk_norm:
+        yield "its queries and keys are normalized (qk_norm)"
     if config.kv_heads not in (None, config.heads):
         yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
     if config.activation not in ACTIVATIONS:
