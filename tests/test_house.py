@@ -89,6 +89,14 @@ def test_nothing_imports_the_folder_of_a_task() -> None:
             assert not module.startswith(folders) or own.split(".")[:3] == module.split(".")[:3], f"{path} imports {module}"
 
 
+def test_only_the_choice_of_a_runtime_imports_what_is_fast() -> None:
+    """And the package, which names `kl.fast` and `kl.record` and imports them on first use."""
+    fast = ("speed", "operators")
+    outside = [path for path in FILES if path.relative_to(SOURCE).parts[0] not in fast]
+    importers = {path.relative_to(SOURCE).as_posix() for path in outside if {room(each) for each in imports(path)} & {*fast}}
+    assert importers == {"__init__.py", "training/chosen_runtime.py"}
+
+
 def module_name(path: Path) -> str:
     """layers/norm.py is kilolayer.layers.norm, layers/__init__.py is kilolayer.layers."""
     return ".".join(["kilolayer", *path.relative_to(SOURCE).with_suffix("").parts]).removesuffix(".__init__")
