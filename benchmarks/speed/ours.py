@@ -43,8 +43,11 @@ def model_config(setting: Setting, **others: Any) -> kl.ModelConfig:
     return kl.ModelConfig(**options | others)
 
 
-def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
-    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; eager on a CPU."""
+def kilolayer(setting: Setting, device: torch.device, **train: Any) -> Callable[[], float]:
+    """The trainer's own step: bf16 weights with fp32 masters, compiled layers, recorded as a graph; eager on a CPU.
+
+    train: options of training that override the usual ones.
+    """
     model = kl.build_model(model_config(setting), device=device, seed=1)
     if setting.twin:
         widen(model.stacks()[0], model_config(setting, ffn_dim=2 * setting.ffn_dim), device)
@@ -53,7 +56,8 @@ def kilolayer(setting: Setting, device: torch.device) -> Callable[[], float]:
     read = Batch(source, target, labels, tokens) if setting.task == "translation" else TextBatch(target, labels, tokens)
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
-    config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
+    usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
+    config = TrainConfig(**usual | train)
     optimizer = make_optimizer(model.train(), config, model.lower(torch.bfloat16), **fast_runtime())
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, **fast_runtime())
 

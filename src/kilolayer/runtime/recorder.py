@@ -42,6 +42,11 @@ class Recorder:
         self.before_run: Callable[[], None] | None = None
         self.replaying: Piece | None = None
 
+    @property
+    def records(self) -> bool:
+        """Whether work is recorded."""
+        return False
+
     def run(
         self,
         pieces: Sequence[Piece],

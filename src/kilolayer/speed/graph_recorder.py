@@ -31,6 +31,10 @@ class GraphRecorder(Recorder):
         if pool is not None:
             pool.recordings.append(self.recordings)
 
+    @property
+    def records(self) -> bool:
+        return self.pool is not None
+
     def sharing_pool(self, subject: str) -> GraphRecorder:
         """A recorder for other work in the same memory pool; each falls back independently of the other."""
         return GraphRecorder(self.device, subject, self.say, self.pool)

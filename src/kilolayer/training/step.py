@@ -82,7 +82,7 @@ class Stepper:
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart = True
         self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
-        if self.recorder.pool is not None and not optimizer.records:
+        if self.recorder.records and not optimizer.records:
             say(f"updates run in eager mode, because {optimizer.rule.title} cannot be recorded")
 
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
