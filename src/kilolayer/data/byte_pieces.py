@@ -113,9 +113,9 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
     def build(draft: Path) -> None:
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)
         lines = (line.encode() for line in islice(_lines(text), 0, None, every or 1))
-        options = {"vocab_size": config.vocab_size - len(SPECIAL), "min_frequency": LEAST_FREQUENCY}
+        options = {"vocab_size": config.size - len(SPECIAL), "min_frequency": LEAST_FREQUENCY}
         given = parse_byte_pieces(train_pieces(lines, options, "tokenizers"), str(draft))
-        if (size := len(SPECIAL) + len(given.pieces)) < config.vocab_size:
+        if config.vocab_size is not None and (size := len(SPECIAL) + len(given.pieces)) < config.vocab_size:
             raise OptionError(
                 f"a vocabulary of {config.vocab_size} pieces cannot be made from this text",
                 where="tokenizer",

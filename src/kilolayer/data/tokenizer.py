@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -42,6 +42,15 @@ BYTE_BPE_FILE = "tokenizer.json"
 LEAST_BYTE_BPE = END + 1 + 256  # the special tokens and all bytes
 
 
+DEFAULT_SIZE = 8000
+
+
+class SmallTextError(OptionError):
+    """A text does not give as many pieces as asked for. most: as many as it gives."""
+
+    most = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
     """`[tokenizer]`: how text is cut into tokens."""
@@ -53,8 +62,9 @@ class TokenizerConfig:
     kind: Literal["unigram", "bpe", "byte_bpe", "wordpiece", "bytes"] = "unigram"
     """SentencePiece's unigram or bpe; for language models also GPT-2's byte_bpe, or bytes, where each byte is a token.
     wordpiece is BERT's, for encoders, and can only be loaded from path."""
-    vocab_size: int = bounded(8000, least=8, most=2**24)
-    """Number of tokens in the vocabulary, including special tokens and tags; 8000 suits tens of thousands of pairs."""
+    vocab_size: int | None = bounded(None, least=8, most=2**24)
+    """Number of tokens in the vocabulary, including special tokens and tags. Default: 8000, which suits tens of
+    thousands of pairs, or as many as a smaller text gives."""
     byte_fallback: bool = True
     """Encode characters outside the vocabulary as bytes, so that there are no unknown tokens."""
     shared: bool = True
@@ -88,7 +98,8 @@ class TokenizerConfig:
             ("kind", byte_bpe, "byte-level BPE", trained),
         ):
             for field in dataclasses.fields(self):
-                if given and field.name not in used and getattr(self, field.name) != field.default:
+                usual = (None, DEFAULT_SIZE) if field.name == "vocab_size" else (field.default,)
+                if given and field.name not in used and getattr(self, field.name) not in usual:
                     raise IdleOptionError(
                         f"{field.name} has no effect on {what}",
                         fix=f"remove it, or {name}",
@@ -96,11 +107,21 @@ class TokenizerConfig:
                         beside=(name,),
                         either=True,
                     )
-        if byte_bpe and self.vocab_size < LEAST_BYTE_BPE:
+        if byte_bpe and self.size < LEAST_BYTE_BPE:
             raise OptionError(
                 f"vocab_size is {self.vocab_size}",
                 fix=f"byte-level BPE has {END + 1} special tokens and 256 bytes: {LEAST_BYTE_BPE} or more",
             )
+
+    @property
+    def size(self) -> int:
+        """The number of tokens to train; without `vocab_size`, a text that gives fewer is not refused."""
+        return DEFAULT_SIZE if self.vocab_size is None else self.vocab_size
+
+    def resolved(self, size: int) -> TokenizerConfig:
+        """With the size of the vocabulary that was trained, unless it was given, or there was nothing to train."""
+        given = self.vocab_size is not None or self.path is not None or self.of_bytes
+        return self if given else dataclasses.replace(self, vocab_size=size)
 
     @property
     def of_bytes(self) -> bool:
@@ -282,13 +303,28 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
 
     def build(draft: Path) -> None:
         for name, sides in samples.items():
-            lines = (line for side in sides for line in side.lines())
-            (draft / name).write_bytes(train_tokenizer(lines, config, tags))
+
+            def lines(sides: Sequence[_SampledSide] = sides) -> Iterator[str]:
+                return (line for side in sides for line in side.lines())
+
+            (draft / name).write_bytes(
+                train_fitting(lambda fitting, lines=lines: train_tokenizer(lines(), fitting, tags), config)
+            )
 
     try:
         return Tokenizers.load(built(cache / f"tokenizer-{key}", build))
     except OptionError as error:
         raise next((fault for text in texts if (fault := blank_side(text)) is not None), error) from None
+
+
+def train_fitting(train: Callable[[TokenizerConfig], bytes], config: TokenizerConfig) -> bytes:
+    """Train a vocabulary of the configured size; if no size is configured, one that a small text can give."""
+    try:
+        return train(dataclasses.replace(config, vocab_size=config.size))
+    except SmallTextError as error:
+        if config.vocab_size is not None:
+            raise
+        return train(dataclasses.replace(config, vocab_size=error.most))
 
 
 def train_tokenizer(
@@ -378,10 +414,13 @@ def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, te
 
 def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
     """The error with SentencePiece's reason, and a fix."""
+    what = f"a vocabulary of {config.vocab_size} pieces cannot be made from this text"
     if high := re.search(r"value <= (\d+)", message):
-        fix = f"set tokenizer.vocab_size to {high[1]} or less, or give more text"
-    elif low := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
+        found = SmallTextError(what, where="tokenizer", fix=f"set tokenizer.vocab_size to {high[1]} or less, or give more text")
+        found.most = int(high[1])
+        return found
+    if low := re.search(r"smaller than required_chars. \d+ vs (\d+)", message):
         fix = f"set tokenizer.vocab_size to {low[1]} or more, or lower character_coverage"
     else:
         fix = f"SentencePiece says: {' '.join(message.split())}"
-    return OptionError(f"a vocabulary of {config.vocab_size} pieces cannot be made from this text", where="tokenizer", fix=fix)
+    return OptionError(what, where="tokenizer", fix=fix)

@@ -21,7 +21,16 @@ from kilolayer.data.byte_piece_files import SPECIAL
 from kilolayer.data.byte_pieces import BytePieceVocabulary, byte_pieces_for
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
-from kilolayer.data.tokenizer import BYTE_BPE_FILE, END, SHARED_FILE, SPACE, Tokenizer, TokenizerConfig, train_tokenizer
+from kilolayer.data.tokenizer import (
+    BYTE_BPE_FILE,
+    END,
+    SHARED_FILE,
+    SPACE,
+    Tokenizer,
+    TokenizerConfig,
+    train_fitting,
+    train_tokenizer,
+)
 from kilolayer.data.word_pieces import WordPieceVocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
@@ -155,8 +164,11 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)
 
         def train(*more: str) -> bytes:
-            lines = chain(islice(_lines(text), 0, None, every or 1), more)
-            return train_tokenizer(lines, config, tags=(), exact=True, required=SPACE if more else "")
+            def with_size(fitting: TokenizerConfig) -> bytes:
+                lines = chain(islice(_lines(text), 0, None, every or 1), more)
+                return train_tokenizer(lines, fitting, tags=(), exact=True, required=SPACE if more else "")
+
+            return train_fitting(with_size, config)
 
         model = train()
         # Text without spaces, such as Chinese, gives no piece for a space, but the model may be given spaces to read.

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from kilolayer.errors import InputError
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.model import Model
+from kilolayer.optimizers.weight_factors import NO_MATRICES
 from kilolayer.probe.propagation import Loss
-from kilolayer.training.parameter_groups import NO_MATRICES
 
 Direction = Mapping[str, Tensor]
 """A direction in weight space: by name, the tensors that a step of 1 adds to some of a model's parameters."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kilolayer import hints
 from kilolayer.config import Table
+from kilolayer.data.tokenizer import DEFAULT_SIZE, TokenizerConfig
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import resolve
 from kilolayer.models.build import build_model
@@ -48,6 +49,18 @@ def old_run(folder: Path, over: Table | None = None) -> Iterator[Run]:
         yield run
 
 
+def _vocabulary_notes(asked: RunConfig, config: RunConfig) -> list[str]:
+    """That a text was too small for the default vocabulary, if it was."""
+    before, after = (getattr(each, "tokenizer", None) for each in (asked, config))
+    if not isinstance(before, TokenizerConfig) or not isinstance(after, TokenizerConfig):
+        return []
+    if before.vocab_size is not None or after.size >= DEFAULT_SIZE:
+        return []
+    return [
+        f"[tokenizer] gives no vocab_size, and the training text has too few words for {DEFAULT_SIZE:,}: it is {after.size:,}"
+    ]
+
+
 @contextmanager
 def new_run(
     folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False, overwrite: bool = False
@@ -65,12 +78,13 @@ def new_run(
         fix = f"choose another folder: {hints.argument('run', 'runs/NAME')}"
         raise OptionError("a run cannot overwrite the one that it starts from", where=str(folder), fix=fix)
     with locked(folder):
+        asked = config
         config, task = _prepared(folder, config, start, processes, is_embedded)
         if overwrite:
             delete_run(folder)
-        note = NOTE if start is None and cpu_model(given.merged) else ""
-        run = Run.create(folder, config, task.vocabulary, note)
-        if note:
+        notes = [*([NOTE] if start is None and cpu_model(given.merged) else []), *_vocabulary_notes(asked, config)]
+        run = Run.create(folder, config, task.vocabulary, "\n# ".join(notes))
+        for note in notes:
             Progress(folder / "log.txt", 0, 0).say(note)
         try:
             yield run

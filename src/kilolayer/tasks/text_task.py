@@ -74,7 +74,8 @@ class TextTask(Task[Config], Generic[Config]):
     def resolve(self, config: Config) -> Config:
         """The configuration with the size of the vocabulary and absolute paths."""
         model = replace(config.model, vocab_size=self.vocabulary.vocab_size + config.more_rows)
-        return replace(config, model=model, text=absolute(config.text))
+        tokenizer = config.tokenizer.resolved(self.vocabulary.vocab_size)
+        return replace(config, model=model, tokenizer=tokenizer, text=absolute(config.text))
 
     def score(self, model: Any, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Write the scores of the test set and samples of the model's output into a run folder."""

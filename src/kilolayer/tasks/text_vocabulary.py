@@ -6,10 +6,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kilolayer.config import Table
-from kilolayer.data.tokenizer import TokenizerConfig
+from kilolayer.data.tokenizer import DEFAULT_SIZE, TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.models.config import ModelConfig
 from kilolayer.tasks.config import Fault
+
+
+def size_of(tokenizer: Mapping[str, Any]) -> Any:
+    """The number of tokens that a table [tokenizer] asks for."""
+    size = tokenizer.get("vocab_size")
+    return DEFAULT_SIZE if size in (None, "none") else size
 
 
 def exact_vocabulary(table: Mapping[str, Any], more: int = 0) -> Table:
@@ -21,14 +27,14 @@ def exact_vocabulary(table: Mapping[str, Any], more: int = 0) -> Table:
         return {"model": {"vocab_size": ByteVocabulary.vocab_size + more}}
     if tokenizer.get("path", "none") != "none":
         return {}
-    size = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
+    size = size_of(tokenizer)
     known = isinstance(size, int)
     return {"model": {"vocab_size": size + more} if known else {}, "tokenizer": {"normalization": "identity"}}
 
 
 def vocabulary_faults(model: ModelConfig, tokenizer: TokenizerConfig, more: int = 0) -> Iterator[Fault]:
     """Yield the possible faults of the tables [model] and [tokenizer]."""
-    known = (ByteVocabulary.vocab_size if tokenizer.of_bytes else tokenizer.vocab_size) + more
+    known = (ByteVocabulary.vocab_size if tokenizer.of_bytes else tokenizer.size) + more
     trained = tokenizer.path is None and not tokenizer.of_bytes
     loses = trained and (not tokenizer.byte_fallback or tokenizer.normalization != "identity")
     yield (

@@ -91,7 +91,7 @@ class ClassifyConfig(RunConfig):
     @property
     def row_of_mask(self) -> int:
         """1 if the model has a row for the mask token of the masked language model that it starts from, else 0."""
-        known = ByteVocabulary.vocab_size if self.tokenizer.of_bytes else self.tokenizer.vocab_size
+        known = ByteVocabulary.vocab_size if self.tokenizer.of_bytes else self.tokenizer.size
         return int(self.train.start_from is not None and self.model.vocab_size == known + 1)
 
     def classes_of_run(self) -> tuple[str, ...]:

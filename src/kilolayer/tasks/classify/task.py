@@ -106,7 +106,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         of_mask = config.train.start_from is not None and config.model.vocab_size == known + 1
         model = replace(config.model, vocab_size=known + of_mask, head=replace(head, outputs=len(self.classes) or 1))
         examples = replace(config.examples, classes=list(self.classes), **config.examples.absolute())
-        return replace(config, model=model, examples=examples)
+        return replace(config, model=model, examples=examples, tokenizer=config.tokenizer.resolved(known))
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The body of another model, without its token outputs; also its head, if it has the same form.

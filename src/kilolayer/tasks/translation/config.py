@@ -17,6 +17,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
+from kilolayer.tasks.text_vocabulary import size_of
 from kilolayer.tasks.train_config import TrainConfig
 
 
@@ -64,7 +65,7 @@ class TranslationConfig(RunConfig):
         if not isinstance(tokenizer, Mapping) or tokenizer.get("path", "none") != "none":
             return {}
         tables: Table = {} if tokenizer.get("shared", True) else {"tie_embeddings": "output"}
-        size = tokenizer.get("vocab_size", TokenizerConfig.vocab_size)
+        size = size_of(tokenizer)
         return {"model": {**tables, "vocab_size": size} if isinstance(size, int) else tables}
 
     @classmethod

@@ -148,7 +148,8 @@ class TranslationTask(Task[TranslationConfig]):
             )
         directions = [direction.name for direction in self.corpora.directions]
         data = replace(_absolute(config.data), directions=directions, languages=[])
-        return replace(config, model=replace(config.model, **sizes), data=data)
+        tokenizer = config.tokenizer.resolved(max(source, target))
+        return replace(config, model=replace(config.model, **sizes), data=data, tokenizer=tokenizer)
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Validations then use the same shapes."""
