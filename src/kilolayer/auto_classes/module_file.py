@@ -34,7 +34,7 @@ def write_module(folder: Path, name: str, recipe: type[Recipe], norm: str) -> No
     write(folder / name, module_source(recipe, norm).encode())
 
 
-def module_source(recipe: type[Recipe], norm: str) -> str:
+def module_source(recipe: type[Recipe], norm: str = LayerNorm.name) -> str:
     """The source of the module. It includes the classes of the recipe and of the norm, even if they are a user's."""
     roots = [Home(f"{HERE}.{file}", name) for file, names in CLASSES.items() for name in names]
     roots += [Home(register.__module__, name) for name in ("register", "_registry")]

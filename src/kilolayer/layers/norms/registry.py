@@ -35,7 +35,9 @@ def norm_names() -> list[str]:
 
 def check_norm_name(name: Any) -> None:
     """Raise an error if no norm has this name and it is not the path of a class."""
-    if name not in norm_names() and not (isinstance(name, str) and CLASS_PATH.fullmatch(name)):
+    if isinstance(name, str) and (name in _norms or CLASS_PATH.fullmatch(name)):
+        return
+    if name not in norm_names():
         own = "or name a class of your own: my_module:MyNorm"
         if not isinstance(name, str):
             raise OptionError(f"norm is {shown(name)}", fix=f"valid: {', '.join(norm_names())}; {own}")
