@@ -105,7 +105,7 @@ class TorchOptimizer(Optimizer):
             self.wrapped.zero_grad()
             for group in self.groups:
                 group.round_masters(range(len(group.weights)))
-            self.taken += 1
+            self.taken.add_(1)
         if before is None:
             return None
         return [
