@@ -193,7 +193,7 @@ def test_options_that_may_change_do_and_the_checkpoint_tells_it(run: Path, optio
         rows = record(found)["metrics"]
         assert [row["step"] for row in rows if row["kind"] == "train"] == [2, 4, 6]
         assert [row["step"] for row in rows if row["kind"] == "layers"] == [6]
-        assert len(choose(found.checkpoints, found.config.train).steps) == 2
+        assert len(choose(found.checkpoints, found.config).steps) == 2
 
 
 def test_what_is_typed_wins_over_what_the_run_says_beside_it(run: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, caps
     def make_longer() -> None:
         resume_run(run, train={"steps": 8})
 
-    for use in (lambda: choose(opened.checkpoints, opened.config.train), make_longer):
+    for use in (lambda: choose(opened.checkpoints, opened.config), make_longer):
         with pytest.raises(
             InputError, match="the checkpoints of this run have been deleted; the last one was of step 4"
         ) as caught:
@@ -286,12 +286,12 @@ def test_a_newest_checkpoint_that_was_deleted_is_named(
     (run / "scores.json").unlink()
     shutil.rmtree(checkpoint.steps(run / "checkpoints")[-1])
     opened = Run.open(run)
-    found = choose(opened.checkpoints, opened.config.train)
+    found = choose(opened.checkpoints, opened.config)
     assert (found.steps, found.passed_over) == ([2], [4])
     assert "checkpoint of step 4 is missing, and it is the newest" in caplog.text
     resume_run(run)
     assert "the checkpoint of step 4 has been deleted: the run continues from that of step 2" in capsys.readouterr().err
-    assert choose(opened.checkpoints, opened.config.train).passed_over == []
+    assert choose(opened.checkpoints, opened.config).passed_over == []
 
 
 def test_scores_are_kept_under_the_step_that_was_scored_where_its_checkpoint_was_deleted(run: Path) -> None:

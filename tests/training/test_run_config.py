@@ -20,7 +20,7 @@ BYTES: dict[str, Any] = {**TEXT, "tokenizer": {"kind": "bytes"}}
 def test_a_configuration_without_a_task_is_a_translators() -> None:
     config = build(RunConfig, {})
     assert (config.task, config.model.shape, config.train.label_smoothing) == ("translation", "encoder_decoder", 0.1)
-    assert config.model == dataclasses.replace(TranslationConfig().model, vocab_size=config.tokenizer.vocab_size)
+    assert config.model == dataclasses.replace(TranslationConfig().model, vocab_size=config.tokenizer.size)
     assert config == dataclasses.replace(TranslationConfig(), model=config.model)
 
 

@@ -17,6 +17,7 @@ from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.report.page import write_report
+from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
@@ -40,7 +41,8 @@ def stepper_of(moe: dict[str, Any] | None = None, **options: Any) -> Stepper:
         layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=30, moe=kl.MoE(**{"experts": EXPERTS, "every": 1, **(moe or {})})
     )
     model = kl.build_model(shape, seed=1).train()
-    return Stepper(model, make_optimizer(model, config, sums=True), config, Guard(False), torch.device("cpu"), pytest.fail)
+    optimizer = make_optimizer(model, config, sums=True, runtime=FAST)
+    return Stepper(model, optimizer, config, Guard(False), torch.device("cpu"), pytest.fail, runtime=FAST)
 
 
 def gradients(stepper: Stepper, batch: Batch) -> dict[str, torch.Tensor]:
