@@ -31,7 +31,8 @@ QUADRATIC = {"dlcl"}  # its cost is quadratic in depth: not run at 1,000 layers
 def measure(recipe: str, layers: int, seed: int, update: bool) -> tuple[tuple[float, ...], float | None]:
     """The gradient norm of each layer and, if requested, the relative update."""
     torch.manual_seed(seed)
-    model = kl.Encoder(vocab_size=VOCABULARY, dim=32, heads=4, ffn_dim=64, layers=layers, recipe=recipe)
+    start = {"init": "xavier"} if recipe in ("post_ln", "pre_ln") else {}  # as in the theory of these two
+    model = kl.Encoder(VOCABULARY, 32, 4, 64, layers, kl.recipes.get(recipe, **start))
     tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
     if model.config.recipe.calibration():
         kl.calibrate(model, tokens)

@@ -43,6 +43,8 @@ class Passed(nn.Module):
 
 def first_over_last(recipe: str, layers: int, width: int, **options: Any) -> float:
     torch.manual_seed(1)
+    if recipe == "pre_ln":
+        options["init"] = "xavier"  # what the growth of the sum, and so the ratio, follows from
     model: Any = kl.Encoder(None, width, 1, 4 * width, layers, kl.recipes.get(recipe, **options), positions="none", pad_id=None)
     for block in model.encoder.layers():
         block.self_attention = Passed(block.self_attention.f)  # pyright: ignore[reportAttributeAccessIssue]

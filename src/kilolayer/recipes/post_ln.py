@@ -24,7 +24,7 @@ class PostLN(Recipe):
     )
 
     def default_init(self, depths: Depths) -> InitName:
-        return "torch" if depths.paired else "xavier"
+        return "torch" if depths.paired else "bert"
 
     def plan(self, place: Place) -> Plan:
         return Plan(out_norm=NORM)

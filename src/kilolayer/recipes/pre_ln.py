@@ -24,7 +24,7 @@ class PreLN(Recipe):
     )
 
     def default_init(self, depths: Depths) -> InitName:
-        return "torch" if depths.paired else "xavier"
+        return "torch"
 
     def plan(self, place: Place) -> Plan:
         return Plan(pre_norm=NORM)
