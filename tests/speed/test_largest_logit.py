@@ -86,7 +86,7 @@ def largest_by_loops(f: Any, inputs: tuple[Any, ...], queries: Tensor, keys: Ten
 @torch.no_grad()
 def expected(model: Any, batch: tuple[Tensor, ...]) -> dict[str, list[tuple[float, float]]]:
     found: dict[str, list[tuple[float, float]]] = {}
-    calls: dict[Attention, tuple[Any, ...]] = {}
+    calls: dict[Any, tuple[Any, ...]] = {}
     hooks = [
         module.register_forward_pre_hook(lambda module, inputs: calls.__setitem__(module, inputs))
         for module in model.modules()
