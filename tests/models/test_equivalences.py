@@ -354,17 +354,6 @@ def test_the_padding_row_gets_no_gradient_from_the_input() -> None:
     assert gradient[3].any()
 
 
-def test_drop_path_rises_with_depth_and_keeps_the_mean() -> None:
-    from kilolayer.layers.sublayer import DropPath
-
-    model = kl.Encoder(VOCABULARY, 16, 2, 32, 4, drop_path=0.4)
-    chances = [block.feedforward.drop_path.chance for block in model.encoder.blocks]
-    assert chances == pytest.approx([0.1, 0.2, 0.3, 0.4])
-    kept = DropPath(0.4)(torch.ones(20_000, 1, 1))
-    assert sorted(kept.unique().tolist()) == pytest.approx([0, 1 / 0.6])
-    assert float(kept.mean()) == pytest.approx(1, abs=0.02)
-
-
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
 @pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])

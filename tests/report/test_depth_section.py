@@ -80,6 +80,18 @@ def test_a_run_shows_every_norm_by_layer_and_step() -> None:
     assert len(found.profiles) == 6
 
 
+def test_the_largest_logits_are_shown_where_they_were_measured() -> None:
+    logits = {"attention_logit": {"encoder": WELL, "decoder": WELL}, "cross_attention_logit": {"decoder": WELL}}
+    found = depth_section([Record("run", layers=[{"step": step, **logits} for step in (1, 10)])])
+    titles = ["Largest attention logit", "Largest cross-attention logit"]
+    assert [panel.title for panel in found.pictures] == [f"{title} by layer and step" for title in titles]
+    assert [panel.title for panel in found.profiles] == [
+        "Largest attention logit, encoder",
+        "Largest attention logit, decoder",
+        "Largest cross-attention logit, decoder",
+    ]
+
+
 def test_a_language_model_has_one_stack() -> None:
     entries = [{"step": step, "gradient": {"decoder": WELL}} for step in (1, 10)]
     (panel,) = depth_section([Record("run", layers=entries)]).pictures

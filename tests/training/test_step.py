@@ -13,6 +13,7 @@ from small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.layers import attention
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
@@ -43,15 +44,15 @@ def random_rows(count: int, seed: int) -> list[tuple[list[int], list[int]]]:
     return [(sentence(), sentence()) for _ in range(count)]
 
 
-def stepper_of(dtype: torch.dtype = torch.float64, **options: Any) -> Stepper:
+def stepper_of(dtype: torch.dtype = torch.float64, model: dict[str, Any] | None = None, **options: Any) -> Stepper:
     config = TrainConfig(**{"lr": 1e-2, "warmup_steps": 0, **options})
-    shape = kl.ModelConfig(layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=30)
-    model = kl.build_model(shape, seed=1, dtype=dtype)
-    assert isinstance(model, kl.EncoderDecoder)
+    shape = kl.ModelConfig(layers=2, dim=16, heads=2, ffn_dim=32, vocab_size=30, **(model or {}))
+    built = kl.build_model(shape, seed=1, dtype=dtype)
+    assert isinstance(built, kl.EncoderDecoder)
     guard = Guard(scaled=config.precision == "fp16")
-    precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
-    optimizer = make_optimizer(model.train(), config, precise, sums=True)
-    return Stepper(model, optimizer, config, guard, torch.device("cpu"))
+    precise = built.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    optimizer = make_optimizer(built.train(), config, precise, sums=True)
+    return Stepper(built, optimizer, config, guard, torch.device("cpu"))
 
 
 def held_gradients(stepper: Stepper) -> dict[str, torch.Tensor]:
@@ -130,6 +131,38 @@ def test_layers_are_measured_once_however_many_batches_a_step_has() -> None:
     for side in ("encoder", "decoder"):
         assert three.residual[side] == pytest.approx(one.residual[side])
         assert three.gradient[side] == pytest.approx(one.gradient[side])
+
+
+def test_the_largest_logit_of_a_step_is_that_of_its_batches() -> None:
+    batches = [batch_of(random_rows(6, seed=seed)) for seed in (4, 5)]
+    both, apart = LayerNorms(), [LayerNorms(), LayerNorms()]
+    stepper_of(accumulate=2).step(batches, 1e-2, both)
+    for batch, norms in zip(batches, apart, strict=True):
+        stepper_of().step([batch], 1e-2, norms)
+    for name in ("attention_logit", "cross_attention_logit"):
+        first, second = (getattr(norms, name) for norms in apart)
+        assert first != second
+        assert getattr(both, name) == {side: list(map(max, first[side], second[side])) for side in first}
+    assert {side: len(layers) for side, layers in both.attention_logit.items()} == {"encoder": 2, "decoder": 2}
+    assert {side: len(layers) for side, layers in both.cross_attention_logit.items()} == {"decoder": 2}
+
+
+def test_logits_are_computed_only_in_steps_that_measure_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    record_logit = attention.record_largest_logit
+    monkeypatch.setattr(attention, "record_largest_logit", lambda *inputs: (calls.append(1), record_logit(*inputs)))
+    batches = [batch_of(random_rows(6, seed=seed)) for seed in range(20)]
+    states = []
+    for every in (20, 3):
+        torch.manual_seed(0)
+        stepper = stepper_of(torch.float32, model={"dropout": 0.1, "attention_dropout": 0.1})
+        for step, batch in enumerate(batches):
+            calls.clear()
+            measures = step % every == every - 1
+            stepper.step([batch], 1e-2, LayerNorms() if measures else None)
+            assert len(calls) == (6 if measures else 0)  # 2 in the encoder, 4 in the decoder
+        states.append(state_of(stepper))
+    assert states[0] == states[1]
 
 
 @pytest.mark.parametrize(

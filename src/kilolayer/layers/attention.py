@@ -24,6 +24,9 @@ from kilolayer.layers.scale import HeadScale, make_shift
 from kilolayer.recipes.base import NORM, Plan
 from kilolayer.recipes.role import Role
 
+MEASURED_QUERIES = 512
+"""How many positions of a batch the largest logit is taken over, at least: the first rows that have them."""
+
 
 class Attention(nn.Module):
     """The part common to self- and cross-attention: splitting into heads, the weighted sum, and the output projection."""
@@ -51,6 +54,8 @@ class Attention(nn.Module):
 
         If `mask.weights` is a list, the attention weights are computed separately and appended to it.
         """
+        if mask.largest_logit is not None:
+            record_largest_logit(query_BHLD, key_BHLD, mask)
         if mask.weights is not None:
             mask.weights.append(attention_weights(query_BHLD, key_BHLD, mask))
         return F.scaled_dot_product_attention(
@@ -68,18 +73,41 @@ class Attention(nn.Module):
         return self.output(self.inner_norm(self.head_scale(heads_BHLD).transpose(1, 2).flatten(2)))
 
 
-def attention_weights(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim)) under the mask, in fp32 or higher precision: [batch, heads, queries, keys]."""
+def attention_logits(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tensor:
+    """q k^T / sqrt(head_dim) under the mask, in fp32 or higher precision: [batch, heads, queries, keys]; -inf where masked."""
     precise = torch.promote_types(query_BHLD.dtype, torch.float32)
     key_BHLD = key_BHLD.repeat_interleave(query_BHLD.shape[1] // key_BHLD.shape[1], dim=1)
-    scores = query_BHLD.to(precise) @ key_BHLD.to(precise).mT * query_BHLD.shape[-1] ** -0.5
+    logits = query_BHLD.to(precise) @ key_BHLD.to(precise).mT * query_BHLD.shape[-1] ** -0.5
     if mask.causal:
-        scores = scores.masked_fill(~causal_grid(scores.shape[-2], scores.shape[-1], 0, scores.device), float("-inf"))
+        logits = logits.masked_fill(~causal_grid(logits.shape[-2], logits.shape[-1], 0, logits.device), float("-inf"))
     if mask.values is not None and mask.values.dtype == torch.bool:
-        scores = scores.masked_fill(~mask.values, float("-inf"))
+        logits = logits.masked_fill(~mask.values, float("-inf"))
     elif mask.values is not None:
-        scores = scores + mask.values.to(precise)
-    return scores.softmax(dim=-1)
+        logits = logits + mask.values.to(precise)
+    return logits
+
+
+def attention_weights(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> Tensor:
+    """softmax(q k^T / sqrt(head_dim)) under the mask, in fp32 or higher precision: [batch, heads, queries, keys]."""
+    return attention_logits(query_BHLD, key_BHLD, mask).softmax(dim=-1)
+
+
+@torch.no_grad()
+def record_largest_logit(query_BHLD: Tensor, key_BHLD: Tensor, mask: Mask) -> None:
+    """Raise `mask.largest_logit` to the largest logit of real queries, in the first rows with MEASURED_QUERIES positions.
+
+    They are computed in blocks of MEASURED_QUERIES queries, so that the memory does not grow with the square of the length.
+    """
+    assert mask.largest_logit is not None
+    batch, _, length, _ = query_BHLD.shape
+    rows, keys = min(batch, -(-MEASURED_QUERIES // length)), key_BHLD.shape[-2]
+    for start in range(0, length, MEASURED_QUERIES):
+        queries = slice(start, min(start + MEASURED_QUERIES, length))
+        part = mask.part(rows, queries, keys, query_BHLD.device)
+        logits = attention_logits(query_BHLD[:rows, :, queries], key_BHLD[:rows], part)
+        if mask.real is not None:
+            logits = logits.masked_fill(~mask.real[:rows, None, queries, None], float("-inf"))
+        mask.largest_logit.copy_(torch.maximum(mask.largest_logit, logits.amax()))
 
 
 class SelfAttention(Attention):

@@ -18,11 +18,24 @@ class Mask:
     causal: a plain causal mask; kept as a flag, because it lets SDPA choose its fastest kernel.
     values: broadcasts to [batch, heads, queries, keys]; bool, True where a query may attend, or a float bias on the scores.
     weights: a list to which each attention appends its weights, [batch, heads, queries, keys]; None unless requested.
+    largest_logit: fp32 [], raised to the largest logit of the attention that reads this mask; None unless it is measured.
+    real: bool [batch, queries], False at padding, whose logits are not measured.
     """
 
     causal: bool = False
     values: Tensor | None = None
     weights: list[Tensor] | None = None
+    largest_logit: Tensor | None = None
+    real: Tensor | None = None
+
+    def part(self, rows: int, queries: slice, keys: int, device: torch.device) -> Mask:
+        """The mask of some queries of the first `rows` rows, over `keys` keys."""
+        values = self.values
+        if self.causal:
+            values = causal_grid(queries.stop - queries.start, keys, queries.start, device)
+        elif values is not None:
+            values = values[:rows, :, queries if values.shape[-2] > 1 else slice(None)]
+        return Mask(values=values)
 
     def with_bias(self, bias: Tensor) -> Mask:
         """The same mask with a float bias [1 or batch, heads, queries, keys] added to the scores."""

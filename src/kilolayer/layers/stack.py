@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from kilolayer.layers.sublayer import Sublayer
 from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, place
 from kilolayer.recipes.base import NORM, Depths, Kind, Learned, Recipe, Side, norm_spec
 
+AnyView = TypeVar("AnyView", bound=View)
 AttentionWeights = tuple[Tensor | None, ...]
 """[batch, heads, queries, keys] for each layer; None for a layer whose attention is a user's own module."""
 
@@ -57,7 +58,13 @@ class StackOutput:
 
 
 class Stack(nn.Module):
-    """The layers of an encoder or a decoder: embedded sequences [batch, length, dim] to states [batch, length, dim]."""
+    """The layers of an encoder or a decoder: embedded sequences [batch, length, dim] to states [batch, length, dim].
+
+    largest_logits: for each layer, two numbers fp32 [] that a forward pass raises to the largest logit of self- and
+    cross-attention; None, except while they are measured.
+    """
+
+    largest_logits: Sequence[tuple[Tensor, Tensor]] | None = None
 
     def __init__(
         self,
@@ -164,12 +171,17 @@ class Stack(nn.Module):
         """Run the blocks and the final norm on x [batch, length, dim], which already has its positions."""
         kept, routing, history = [x], [], self.stream.begin(x)
         for index, block in enumerate(self.blocks):
-            y, layer_routing = block(self.stream.read(history, index), view, caches[index] if caches else None)
+            own = self.view_of_layer(view, index)
+            y, layer_routing = block(self.stream.read(history, index), own, caches[index] if caches else None)
             history = self.stream.write(history, y)
             kept += [state_of(y)] if hidden_states else []
             routing += [layer_routing] if layer_routing is not None else []
         states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
+
+    def view_of_layer(self, view: AnyView, index: int) -> AnyView:
+        """The view that one layer reads: that of all layers, unless its largest logits are measured."""
+        return view if self.largest_logits is None else view.recording(*self.largest_logits[index])
 
     def _run_with_weights(
         self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False

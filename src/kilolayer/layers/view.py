@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -42,6 +43,13 @@ class View:
     memory: Tensor | None = None
     memory_mask: Mask | None = None
     real: Tensor | None = None
+
+    def recording(self, largest_logit: Tensor, of_memory: Tensor) -> Self:
+        """The same view, in which self- and cross-attention raise these numbers, fp32 [], to their largest logit."""
+        mask = replace(self.mask, largest_logit=largest_logit, real=self.real)
+        if self.memory_mask is None:
+            return replace(self, mask=mask)
+        return replace(self, mask=mask, memory_mask=replace(self.memory_mask, largest_logit=of_memory, real=self.real))
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,12 @@ class Processes:
                 begin_collective()
                 dist.all_reduce(tensor, group=self.group.processes)
 
+    def max_(self, tensor: Tensor) -> None:
+        """Replace the tensor by its maximum over the processes."""
+        if self.group is not None:
+            begin_collective()
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.processes)
+
     def spread_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.group is not None:

@@ -18,6 +18,14 @@ QUANTITIES = {
     "gradient": ("Gradient norm", "The norm of the gradient of each layer's weights."),
     "update": ("Update norm", "The norm of the change in each layer's weights in one step."),
     "residual": ("Residual stream RMS", "The root mean square of each layer's output."),
+    "attention_logit": (
+        "Largest attention logit",
+        "The largest number that enters the softmax of each layer's self-attention.",
+    ),
+    "cross_attention_logit": (
+        "Largest cross-attention logit",
+        "The largest number that enters the softmax of each layer's cross-attention.",
+    ),
 }
 
 

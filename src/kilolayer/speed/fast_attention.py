@@ -10,6 +10,7 @@ from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
+from kilolayer.operators.largest_logit import measure_largest_logit
 from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
 from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.speed.fast_view import FastView
@@ -21,12 +22,14 @@ def self_attention(f: SelfAttention, x: Tensor, view: FastView, cache: KeyCache 
     """The input of the output projection: [batch, length, dim] to the same shape. seed: of the dropout on attention weights."""
     x = f.input_shift(x)
     packed = _normalise_heads(f, project(f.query_key_value, x), (f.query_norm, f.key_norm))
-    if view.short:
-        mixed = short_self_attention(packed, view.key_bias, f.heads, f.key_heads, view.causal, seed, _chance(f))
-        return _join(f, _split(f, mixed))
     query, key, value = _split_parts(f, packed, f.query_key_value)
     if view.rotation is not None:
         query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
+    if view.mask.largest_logit is not None:
+        measure_largest_logit(query, key, view.mask)
+    if view.short:
+        mixed = short_self_attention(packed, view.key_bias, f.heads, f.key_heads, view.causal, seed, _chance(f))
+        return _join(f, _split(f, mixed))
     if view.step:
         assert isinstance(cache, StaticKeys)
         assert isinstance(view.past, Tensor)
@@ -44,10 +47,15 @@ def cross_attention(f: CrossAttention, x: Tensor, view: FastView, cache: KeyCach
     if view.short:
         assert view.source is not None
         packed = _normalise_heads(f, project(f.key_value, view.source.read()), (f.key_norm,))
+        if view.memory_mask is not None and view.memory_mask.largest_logit is not None:
+            key, _ = _split_parts(f, packed, f.key_value)
+            measure_largest_logit(_split(f, query), key, view.memory_mask)
         mixed = short_cross_attention(query, packed, view.source_key_bias, f.heads, f.key_heads, seed, _chance(f))
         return _join(f, _split(f, mixed))
     key, value = source_keys(f, view, cache)
     assert view.memory_mask is not None
+    if view.memory_mask.largest_logit is not None:
+        measure_largest_logit(_split(f, query), key, view.memory_mask)
     if view.step:
         assert view.memory_mask.values is not None
         return _join(f, _split(f, step_cross_attention(_split(f, query), key, value, view.memory_mask.values)))

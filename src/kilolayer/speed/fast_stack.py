@@ -84,7 +84,8 @@ class FastStack(Stack):
                     state = State.of(self.stream.read(history, index))
                 run = self._form_of(block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
-                state, found = run(block, state, view, caches[index] if caches else None, following[index], own)
+                read = self.view_of_layer(view, index)
+                state, found = run(block, state, read, caches[index] if caches else None, following[index], own)
                 # A layer that keeps only its input is given one tensor instead of two.
                 state = State.of(state.unwrapped) if self.recompute == "layer" else state
                 history = self.stream.write(history, state.unwrapped)

@@ -1,7 +1,10 @@
-"""Measures each layer during a step: the norms of its gradient and its update, and the residual stream after it."""
+"""Measures each layer during a step: the norms of its gradient and its update, its largest attention logits, and the residual
+stream after it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -10,23 +13,32 @@ from torch import Tensor
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.optimizers.optimizer import Optimizer
+from kilolayer.parallel.processes import Processes
+from kilolayer.recipes.base import Kind
 
 ByLayer = dict[str, list[float]]
 
 
 @dataclass
 class LayerNorms:
-    """Norms by stack and layer: of the gradient and the update of a layer's weights, and the residual stream's RMS."""
+    """Norms by stack and layer: of the gradient and the update of a layer's weights, and the residual stream's RMS.
+
+    attention_logit, cross_attention_logit: the largest logit, q k^T / sqrt(head_dim) with its position bias, of real positions,
+    over all heads and the first rows of each batch that have 512 positions; -inf in a layer whose attention is a user's own.
+    """
 
     gradient: ByLayer = field(default_factory=dict)
     update: ByLayer = field(default_factory=dict)
     residual: ByLayer = field(default_factory=dict)
+    attention_logit: ByLayer = field(default_factory=dict)
+    cross_attention_logit: ByLayer = field(default_factory=dict)
 
     def rounded(self) -> dict[str, ByLayer]:
-        """All norms by name, rounded to six digits, which halves their size in a file."""
+        """All that was measured by name, rounded to six digits, which halves its size in a file."""
         return {
             name: {side: [float(f"{norm:.6g}") for norm in norms] for side, norms in stacks.items()}
             for name, stacks in vars(self).items()
+            if stacks
         }
 
 
@@ -35,13 +47,29 @@ class Meter:
 
     `found` [3, layers + 1]: squared gradient norms, squared update norms, and the residual stream's RMS summed over batches.
     The layers of all stacks follow one another; the last column collects what belongs to no layer.
+    `logits`: for each layer, the largest logit of self- and of cross-attention so far, fp32 [] each.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer) -> None:
         self.stacks, self.optimizer = model.stacks(), optimizer
         layers = sum(len(stack.blocks) for stack in self.stacks)
         self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
+        # One tensor each: a compiled layer cannot write into two that share their memory.
+        self.logits = [(_lowest(optimizer.device), _lowest(optimizer.device)) for _ in range(layers)]
         self.columns = columns_of(model, optimizer)
+
+    @contextmanager
+    def recording_logits(self, form: Model) -> Iterator[None]:
+        """A context in which the forward passes of `form`, a form of the model, raise `logits`."""
+        rest = iter(self.logits)
+        stacks = form.stacks()
+        try:
+            for stack in stacks:
+                stack.largest_logits = [next(rest) for _ in stack.blocks]
+            yield
+        finally:
+            for stack in stacks:
+                stack.largest_logits = None
 
     def record_residuals(self, out: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
         """Add the residual stream of a forward pass that returned hidden states."""
@@ -62,13 +90,26 @@ class Meter:
         """Add the norms of an update, as `Optimizer.update` returned them."""
         self._accumulate(1, norms)
 
-    def read(self, norms: LayerNorms, batches: int, scale: float) -> None:
+    def read(self, norms: LayerNorms, batches: int, scale: float, processes: Processes) -> None:
         """Move the measurements into `norms` and reset them; the gradients were `scale` times too large."""
         gradient, update, residual = self.found.tolist()
-        self.found.zero_()
+        largest = torch.stack([torch.stack(pair) for pair in self.logits])
+        processes.max_(largest)
+        self.reset()
+        own, cross = map(self._by_stack, largest.T.tolist())
+        norms.attention_logit = own
+        paired = {stack.side for stack in self.stacks if Kind.CROSS_ATTENTION in stack.layers()[0].kinds()}
+        norms.cross_attention_logit = {side: values for side, values in cross.items() if side in paired}
         norms.gradient = self._by_stack([value**0.5 / scale for value in gradient])
         norms.update = self._by_stack([value**0.5 for value in update])
         norms.residual = self._by_stack([value / batches for value in residual])
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.found.zero_()
+        for pair in self.logits:
+            for largest in pair:
+                largest.fill_(-torch.inf)
 
     def _accumulate(self, row: int, norms: list[Tensor]) -> None:
         for columns, each in zip(self.columns, norms, strict=True):
@@ -77,6 +118,10 @@ class Meter:
     def _by_stack(self, values: list[float]) -> ByLayer:
         rest = iter(values)
         return {stack.side: [next(rest) for _ in stack.blocks] for stack in self.stacks}
+
+
+def _lowest(device: torch.device) -> Tensor:
+    return torch.full((), -torch.inf, device=device)
 
 
 def columns_of(model: Model, optimizer: Optimizer) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -94,7 +94,7 @@ class Stepper:
         self.measures, self.can_restart = norms is not None, True
         self.recorder.run(self._pieces(batches), gradients=True, restart=self.restart, around_capture=self._around_capture)
         if norms is not None:
-            self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale)
+            self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale, self.processes)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
@@ -120,7 +120,8 @@ class Stepper:
 
     def accumulate(self, *parts: Tensor) -> None:
         """Forward and backward of one batch; adds to the gradients and to the sums of both losses."""
-        found = self.loss(self.form, parts, hidden_states=self.measures)
+        with self.meter.recording_logits(self.form) if self.measures else nullcontext():
+            found = self.loss(self.form, parts, hidden_states=self.measures)
         total, out = found.total, found.output
         if self.measures:
             self.meter.record_residuals(out)
@@ -177,7 +178,7 @@ class Stepper:
             return False
         self.optimizer.clear()
         self.totals.zero_()
-        self.meter.found.zero_()
+        self.meter.reset()
         if self.routing is not None:
             self.routing.discard_step()
         return True
