@@ -112,7 +112,7 @@ def test_a_stack_that_is_dead_at_the_end_is_in_the_verdict(tmp_path: Path, corpu
     (said,) = [line for line in found.verdict() if line.startswith("The encoder is dead: over the last tenth of the steps")]
     assert "train.eps hides" in said
     assert found.options()[0].startswith('train={"eps": 1e-')
-    assert sum("eps" in option for option in found.options(10)) == 1  # and not also a larger one
+    assert sum('"eps"' in option for option in found.options(10)) == 1  # and not also a larger one
 
 
 @pytest.mark.parametrize(("gain", "step", "found"), [(0.01, 10, 0.01), (0.01, 4, None), ("much", 10, None)])
@@ -164,8 +164,9 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(
     monkeypatch.setattr(Run, "task", work)
     config = build(RunConfig, SMALL["causal_lm"](corpus, train={"device": "cuda"}))
     for source, device in ((config, "auto"), (run.config, "cuda"), (run, "cuda")):
-        with pytest.raises(OptionError, match="there is no CUDA device"):
+        with pytest.raises(OptionError, match="there is no CUDA device") as raised:
             kl.diagnose(source, device=device)
+        assert ('device="cpu"' if device == "cuda" else 'train={"device": "cpu"}') in str(raised.value)
     with pytest.raises(AssertionError, match="data are read"):
         kl.diagnose(config, device="cpu")
 
