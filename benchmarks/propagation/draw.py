@@ -19,27 +19,36 @@ import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[2]
 SHOWN = {"deepnorm": "DeepNorm", "sub_ln": "Sub-LN", "pre_ln": "Pre-LN", "post_ln": "Post-LN"}
+LOOKS = {
+    "deepnorm": ("#0072B2", "o", "-"),
+    "sub_ln": ("#D55E00", "s", "--"),
+    "pre_ln": ("#E69F00", "^", "-."),
+    "post_ln": ("#444444", "D", ":"),
+}
+"""Colour, marker and dash, so that the lines differ without colours too."""
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
     """Plot the gradient by layer at 1,000 layers, and the relative update by depth."""
-    mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    mpl.rcParams.update({"svg.hashsalt": "kilolayer", "font.size": 16})  # reproducible ids; legible on a narrow screen
+    figure, (left, right) = plt.subplots(1, 2, figsize=(8.8, 4.6), layout="constrained")
     depths = sorted({row["layers"] for row in rows if "updates" in row})
     for recipe, label in SHOWN.items():
         gradients = next(row["gradients_of_seed_0"] for row in rows if row["recipe"] == recipe and row["layers"] == 1000)
-        left.plot(range(1, 1001), [norm / gradients[-1] for norm in gradients], label=label, linewidth=1)
+        colour, marker, dash = LOOKS[recipe]
+        look = {"color": colour, "marker": marker, "linestyle": dash, "label": label, "linewidth": 2, "markersize": 8}
+        left.plot(range(1, 1001), [norm / gradients[-1] for norm in gradients], markevery=(60, 125), **look)
         by_depth = {row["layers"]: row["updates"] for row in rows if row["recipe"] == recipe and "updates" in row}
         updates = [by_depth[depth] for depth in depths]
-        right.plot(depths, [sum(runs) / len(runs) for runs in updates], marker="o", label=label)
-        right.fill_between(depths, [min(runs) for runs in updates], [max(runs) for runs in updates], alpha=0.2)
-    left.set(yscale="log", ylim=(1e-8, 1e2), xlabel="layer of 1,000, from the input", ylabel="FFN gradient / last layer's")
+        right.plot(depths, [sum(runs) / len(runs) for runs in updates], **look)
+        right.fill_between(depths, [min(runs) for runs in updates], [max(runs) for runs in updates], color=colour, alpha=0.2)
+    left.set(yscale="log", ylim=(1e-8, 1e2), xlabel="layer, from the input", ylabel="FFN gradient / last layer's")
     right.set(xscale="log", yscale="log", xlabel="layers", ylabel="relative change of the output")
     right.set_xticks(depths, [str(depth) for depth in depths])
     right.minorticks_off()
-    left.set_title("Gradient at the start, one seed", fontsize=10)
-    right.set_title("After one Adam step of 1e-4, five seeds", fontsize=10)
-    left.legend(frameon=False)
+    left.set_title("Gradient at the start\n(one seed)", fontsize=16)
+    right.set_title("After one Adam step of 1e-4\n(five seeds)", fontsize=16)
+    left.legend(frameon=False, handlelength=2.6, fontsize=15, labelspacing=0.25, loc="lower right")
     figure.savefig(path, metadata={"Date": None})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import importlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -105,8 +106,9 @@ class Displayed:
 
 def svg_document(svg: str) -> str:
     """An SVG element as a document of its own, with the XML namespace that it then needs."""
-    # str: markup would escape the namespace.
-    return str(svg).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    # str: markup would escape the namespace. The page's colours are not known here, nor to programs without style sheets.
+    alone = re.sub(r"var\(--\w+, (#\w+)\)", r"\1", str(svg))
+    return alone.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
 
 
 def _figure(title: str, note: str, svg: str) -> str:

@@ -122,7 +122,18 @@ def test_mistakes_are_told_before_any_work(config: Path, compared: tuple[Path, s
     assert "train.lr is both" in refused(*new, "--set", "train.lr=1e-3,2e-3", "--train.lr", "1")[0]
     assert "have no effect on existing runs" in refused("compare", run, folder / "runs" / "post_ln", "--seeds", "1")[0]
     assert "have no effect on the comparison" in refused("compare", folder, "--model.dim=8")[0]
+    assert "did you mean '--recipes'?" in quietly(*new, "--recipe", "pre_ln")[2]
+    assert "did you mean '--seeds'?" in quietly(*new, "--seed", "1")[2]
     assert not out.exists()
+
+
+@pytest.mark.parametrize("verb", ["translate", "generate", "evaluate", "export", "report", "diagnose"])
+def test_who_uses_a_comparison_as_a_run_is_shown_its_runs(verb: str, compared: tuple[Path, str, str], tmp_path: Path) -> None:
+    folder = compared[0]
+    more = {"export": ("--to", "huggingface", "--out", tmp_path / "exported")}.get(verb, ())
+    told = "\n".join(refused(verb, folder, *more))
+    assert "this is a comparison of runs, not a run" in told
+    assert f"name one of its runs: {folder}/runs/post_ln, {folder}/runs/pre_ln" in told
 
 
 def command(*words: object) -> list[str]:

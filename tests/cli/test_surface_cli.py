@@ -72,7 +72,9 @@ def test_a_configuration_for_a_gpu_is_looked_at_on_the_cpu_where_this_is_asked_f
     path.write_text(configuration.dump(SMALL["causal_lm"](corpus, train={"device": "cuda"})))
     words = ["surface", str(path), "--size", "3", "--batches", "1", "--out", str(tmp_path / "out")]
     assert main(words) == 2
-    assert "there is no CUDA device" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "there is no CUDA device" in told
+    assert "--train.device cpu" in told
     assert not (tmp_path / "out").exists()
     assert main([*words, "--device", "cpu"]) == 0
 

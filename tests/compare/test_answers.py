@@ -105,6 +105,26 @@ def test_the_next_steps_are_commands() -> None:
     assert [step.command.split()[1] for step in next_steps(comparison, results, table)] == ["diagnose"]
 
 
+def test_short_runs_without_progress_are_not_told_to_slow_down() -> None:
+    """Two rates, 40 steps, nothing diverged, and the loss falls with the rate: more steps or a higher rate, no lower one."""
+    slow = {"steps": 40, "warmup_steps": 4}
+    results = [result("post_ln", 4, "no_progress", loss=4.45, lr=1e-3, **slow)]
+    alone = [*results, result("post_ln", 6, "no_progress", loss=4.4, lr=1e-2, **slow)]
+    results += [result("post_ln", 4, "no_progress", loss=3.49, lr=1e-2, **slow)]
+    comparison, table = compared(results)
+    commands = [step.command for step in next_steps(comparison, results, table)]
+    assert [command.partition(" --set ")[2] for command in commands[:2]] == ["train.lr=0.04", "train.steps=160"]
+    assert not any("train.lr=0.0002" in command for command in commands)
+    assert {advice_on(each, results) for each in results} == {
+        "Train for more than 40 steps, or try train.lr 0.04: the loss falls as the rate rises."
+    }
+    for each in alone:  # a single rate says nothing about others
+        assert advice_on(each, alone) == "The run is short: train for more than 40 steps before you judge its options."
+    falling = [result("post_ln", 4, "no_progress", loss=loss, lr=lr) for loss, lr in ((3.4, 1e-3), (3.5, 1e-2))]
+    comparison, table = compared(falling)  # of 2,000 steps
+    assert next_steps(comparison, falling, table)[0].command.endswith("--set train.lr=0.00025")
+
+
 def test_one_seed_is_no_spread() -> None:
     results = [result("post_ln", 6), result("post_ln", 18)]
     comparison, table = compared(results)

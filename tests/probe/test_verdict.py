@@ -101,6 +101,22 @@ def test_a_source_that_is_not_read_is_named_unless_its_encoder_is_dead_anyway(we
     assert kinds(replace(trained, dead=(ENCODER,))) == [("dead", "encoder")]
 
 
+def test_a_source_that_does_harm_is_not_said_to_lower_the_loss(well: Measurements) -> None:
+    (finding,) = judge(replace(well, settings=replace(SLOW, step=700), source_gain=-0.001)).findings
+    assert "the right source does not lower the loss, compared with the source of another sentence" in finding.text
+    assert "-0.0" not in finding.text
+
+
+def test_a_short_run_is_called_short_before_a_lower_rate_is_advised(well: Measurements) -> None:
+    short = replace(well, settings=replace(SLOW, step=40, steps=40), source_gain=0.0, epochs=0.31)
+    found = judge(short)
+    assert found.verdict()[0] == "The run is short: it has read only 0.31 of its text. Train longer before you judge it."
+    assert found.options()[:2] == ['train={"steps": 160}', 'train={"lr": 2.5e-5}']
+    assert kinds(replace(short, epochs=1.2)) == [("source not read", "encoder")]
+    assert kinds(replace(short, dead=(ENCODER,))) == [("dead", "encoder")]
+    assert kinds(replace(short, source_gain=0.6)) == []
+
+
 def test_a_stack_that_eps_keeps_still_has_its_reason(well: Measurements) -> None:
     hidden = DeadStack("decoder", reached=0.5, moved=1e-5)
     (finding,) = judge(replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(hidden,))).findings

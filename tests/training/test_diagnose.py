@@ -166,8 +166,9 @@ def test_a_device_that_is_not_there_is_refused_before_any_work(
     monkeypatch.setattr(Run, "task", work)
     config = build(RunConfig, SMALL["causal_lm"](corpus, train={"device": "cuda"}))
     for source, device in ((config, "auto"), (run.config, "cuda"), (run, "cuda")):
-        with pytest.raises(OptionError, match="there is no CUDA device"):
+        with pytest.raises(OptionError, match="there is no CUDA device") as raised:
             kl.diagnose(source, device=device)
+        assert ('device="cpu"' if device == "cuda" else 'train={"device": "cpu"}') in str(raised.value)
     with pytest.raises(AssertionError, match="data are read"):
         kl.diagnose(config, device="cpu")
 

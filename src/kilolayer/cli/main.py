@@ -182,6 +182,7 @@ def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:
                 where="on the command line",
                 fix=f"write {flag[2:]} = ... at the top of a configuration file, and name the file: {parser.prog} CONFIG.toml",
             )
-        if meant := [name for name in parser.get_default("typed_names") or [] if name.endswith(f".{flag[2:]}")]:
+        meant = [name for name in parser.get_default("typed_names") or [] if name.endswith(f".{flag[2:]}")]
+        if meant and f"{flag}s" not in valid:  # of compare, --recipe is --recipes
             raise OptionError(f"unknown option {flag!r}", fix=f"write the option with its table: {', '.join(meant)}")
         raise unknown(flag, valid)

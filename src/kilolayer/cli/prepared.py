@@ -43,6 +43,6 @@ def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tup
     from kilolayer.training.start import vocabulary_of
 
     with started(path, typed) as (config, start):
-        choose_device(config.train.device if device == "auto" else device)
+        choose_device(config.train.device) if device == "auto" else choose_device(device, "device")
         task = prepare(config, cache_folder(), vocabulary_of(start, config))
         yield task.resolve(config), task

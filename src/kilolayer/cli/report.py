@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from kilolayer.cli.output import show_line
-from kilolayer.errors import InputError, unknown
+from kilolayer.errors import unknown
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.terminal import say
 
@@ -33,7 +33,9 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         raise unknown(typed[0], ["--help"])
     for each in options.runs:
         if kind_of(each / "config.toml") is None:
-            raise InputError("this is not a run", where=str(each), fix="name a folder that `kilolayer train` created")
+            from kilolayer.training.run import not_a_run
+
+            raise not_a_run(each)
     runs = list({resolve(each): each for each in options.runs}.values())
     if len(runs) == 1 and options.out is None:
         report = write_report(runs[0])

@@ -95,10 +95,10 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.report.surface_page import as_json, write_surface
     from kilolayer.training.run import choose_device
 
-    choose_device(options.device)  # raises before any work
+    choose_device(options.device, "device")  # raises before any work
     with _opened(options.subject, typed, options.device) as subject:
         own = options.device == "auto" and subject.run is None
-        device = choose_device(subject.config.train.device if own else options.device)
+        device = choose_device(subject.config.train.device) if own else choose_device(options.device, "device")
         if subject.config.train.threads:
             torch.set_num_threads(subject.config.train.threads)
         folder = options.out or (Path("surfaces") / subject.name if subject.run is None else subject.run.folder)

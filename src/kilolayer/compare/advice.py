@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from kilolayer import recipes
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.flat_options import plain_recipe
 from kilolayer.compare.grid import LAYERS, RECIPE, SEED, TASK, same, shown_value
+from kilolayer.compare.measure import VALIDATION_LOSS
 from kilolayer.compare.result import Result
 from kilolayer.compare.table import ComparisonTable, Edge
 from kilolayer.report.comparison_view import NextStep
@@ -21,6 +23,8 @@ SLOWER = 4
 WITHOUT_BOUNDS = ("train.lr", "train.eps", "train.warmup_steps")
 """Options that may be tried beyond the values of a comparison; others, such as a dropout, have their own limits."""
 SEEDS = (1, 2, 3)
+SHORT = 1000
+"""Steps below which a run without progress was too short to blame its learning rate, whatever it has read of its text."""
 
 
 def advice_on(result: Result, results: Sequence[Result]) -> str:
@@ -35,6 +39,10 @@ def advice_on(result: Result, results: Sequence[Result]) -> str:
         return "Look at its report and its log."
     if result.outcome.kind == "no_progress" and warmup >= steps:
         return f"It ended within its warm-up of {warmup:,.0f} steps: raise train.steps or lower train.warmup_steps."
+    if result.outcome.kind == "no_progress" and (higher := _higher_rate(result, results)) is not None:
+        return f"Train for more than {steps:,.0f} steps, or try train.lr {_digits(higher)}: the loss falls as the rate rises."
+    if result.outcome.kind == "no_progress" and _is_short(result):
+        return f"The run is short: train for more than {steps:,.0f} steps before you judge its options."
     longer = "" if math.isnan(warmup) else f" or train.warmup_steps {max(warmup, 100) * SLOWER:,.0f}"
     tried = f"train.lr {_digits(lr / SLOWER)}{longer}"
     if result.outcome.kind == "no_progress":
@@ -67,14 +75,50 @@ def _extensions(results: Sequence[Result], table: ComparisonTable) -> Iterator[t
         if beyond:
             text = f"The best {name} of some cells is the smallest or the largest tried: try values beyond."
             yield text, f" --set {name}={','.join(map(_digits, beyond))}"
-    rates = [number(result.config, "train", "lr") for result in _alone_in_death(results) if result.outcome.died]
-    if rates := [rate for rate in rates if rate > 0]:
-        yield "Where no run finished, try a smaller learning rate.", f" --set train.lr={_digits(min(rates) / SLOWER)}"
+    yield from _where_none_finished(results)
     seeds = {number(result.config, "train", "seed") for result in results if result.config}
     alive = [cell for cell in table.cells if cell.best.alive]
     if len(alive) > 1 and not open_ and all(len(cell.best.results) == 1 for cell in table.cells) and len(seeds) == 1:
         shown = ",".join(f"{seed:.0f}" for seed in sorted({*seeds, *SEEDS}) if not math.isnan(seed))
         yield "Every cell has a single seed: repeat it with others to see which differences last.", f" --seeds {shown}"
+
+
+def _where_none_finished(results: Sequence[Result]) -> Iterator[tuple[str, str]]:
+    """A smaller rate where runs diverged or died; where they were only slow, more steps or a higher rate."""
+    lost = [result for result in _alone_in_death(results) if result.outcome.died and _rate(result) > 0]
+    slow = [result for result in lost if result.outcome.kind == "no_progress"]
+    higher = [rate for result in slow if (rate := _higher_rate(result, results)) is not None]
+    if higher:
+        text = "Where no run made progress and the loss falls as the rate rises, try a higher learning rate."
+        yield text, f" --set train.lr={_digits(max(higher))}"
+    short = [result for result in slow if _is_short(result)]
+    if steps := [steps for result in short if (steps := number(result.config, "train", "steps")) > 0]:
+        yield "Where short runs made no progress, train longer.", f" --set train.steps={max(steps) * SLOWER:.0f}"
+    if rates := [_rate(result) for result in lost if result not in short and _higher_rate(result, results) is None]:
+        yield "Where no run finished, try a smaller learning rate.", f" --set train.lr={_digits(min(rates) / SLOWER)}"
+
+
+def _rate(result: Result) -> float:
+    return number(result.config, "train", "lr")
+
+
+def _is_short(result: Result) -> bool:
+    """Whether a run was too short to judge: less than one epoch, or few steps."""
+    epoch = number(result.train[-1], "epoch") if result.train else math.nan
+    return epoch < 1 or number(result.config, "train", "steps") < SHORT
+
+
+def _higher_rate(result: Result, results: Sequence[Result]) -> float | None:
+    """A rate beyond those of the runs of this task, recipe and depth, if all were slow and their loss fell with the rate."""
+    beside = [each for each in results if _same_model(each, result) and _rate(each) > 0]
+    losses: dict[float, float] = {}
+    for each in beside:
+        losses[_rate(each)] = min(losses.get(_rate(each), math.inf), VALIDATION_LOSS.of(each))
+    rates = sorted(losses)
+    falling = all(losses[after] < losses[before] for before, after in pairwise(rates))
+    if len(rates) < 2 or not falling or any(each.outcome.kind != "no_progress" for each in beside):
+        return None
+    return rates[-1] * min(rates[-1] / rates[-2], SLOWER)
 
 
 def _alone_in_death(results: Sequence[Result]) -> list[Result]:
@@ -85,13 +129,14 @@ def _alone_in_death(results: Sequence[Result]) -> list[Result]:
 
 def _finished_beside(result: Result, results: Sequence[Result]) -> Result | None:
     """The finished run of the same task, recipe and depth that differs in the fewest options, rather not in the seed."""
-
-    def model(each: Result) -> dict[str, object]:
-        return {name: each.options.get(name) for name in (TASK, RECIPE, LAYERS)}
-
-    beside = [each for each in results if each.outcome.kind == "finished" and same(model(each), model(result))]
+    beside = [each for each in results if each.outcome.kind == "finished" and _same_model(each, result)]
     ranked = [(len(names := _different(result, each)), SEED in names, place) for place, each in enumerate(beside)]
     return beside[min(ranked)[2]] if ranked else None
+
+
+def _same_model(one: Result, other: Result) -> bool:
+    names = (TASK, RECIPE, LAYERS)
+    return same({name: one.options.get(name) for name in names}, {name: other.options.get(name) for name in names})
 
 
 def _different(result: Result, other: Result) -> list[str]:

@@ -113,7 +113,7 @@ def _open(path: Path) -> Run | RunConfig:
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
     place = config.train.device if device == "auto" else device
-    choose_device(place)  # before any work
+    choose_device(place, "train.device" if device == "auto" else "device")  # before any work
     task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
     plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
     config = task.resolve(config)
@@ -127,7 +127,7 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
 def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     if (gone := all_deleted(run.checkpoints)) is not None:
         raise gone
-    place = choose_device(device)
+    place = choose_device(device, "device")
     task = run.task(cache_folder())
     expected = expected_weights(run.config.model)
     paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path, expected) is None]
@@ -144,7 +144,8 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     settings, gain = _settings(run.config, step), source_gain(_late_validations(rows, run.config.train.steps))
     at_end = step >= run.config.train.steps or (step == known[-1] and kind_of(run.folder / "scores.json") == "file")
     checks = checks_of(row for row in rows if row["kind"] == "stacks") if at_end else {}
-    return judge(measure(model, loss, settings, changes, tuple(dead_stacks(checks, run.config.train.lr)), gain))
+    found = measure(model, loss, settings, changes, tuple(dead_stacks(checks, run.config.train.lr)), gain)
+    return judge(replace(found, epochs=next((row["epoch"] for row in reversed(rows) if "epoch" in row), None)))
 
 
 def _changes(run: Run, task: Task, loss: Loss, steps: list[int], device: torch.device) -> list[Change]:

@@ -70,6 +70,8 @@ class Measurements:
     """The stacks that are dead at the end of the run; empty before its end."""
     source_gain: float | None = None
     """How much the right source lowers the loss, in nats per token: of the last validation of a run past half of its steps."""
+    epochs: float | None = None
+    """How often the run has read its text, if its log says so."""
 
     def table(self) -> dict[str, Any]:
         """The measurements as JSON values; numbers that are not finite become None."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from kilolayer import hints, recipes
 from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
-from kilolayer.training.source_use import SOURCE_READ
+from kilolayer.training.source_use import SOURCE_READ, in_words
 from kilolayer.training.stack_label import DEAD, MOVED, as_fraction, first_layers, level_of
 
 VANISHED, EXPLODED = 1 / 30, 100.0
@@ -34,6 +34,8 @@ def judge(measured: Measurements) -> Diagnosis:
     found = [finding for rule in RULES for finding in rule(measured)]
     if any(finding.kind == "not finite" for finding in found):
         found = found[:1]  # other measurements are then meaningless
+    elif found and not measured.dead:
+        found = [*short_run(measured), *found]
     return Diagnosis(measured, tuple(found))
 
 
@@ -48,6 +50,14 @@ def not_finite(measured: Measurements) -> Iterator[Finding]:
             else ()
         )
         yield Finding("not finite", "", text, measured.loss, math.inf, options)
+
+
+def short_run(measured: Measurements) -> Iterator[Finding]:
+    """A trained run that has not read its text once: what else is found may be only that, so it comes first."""
+    settings, epochs = measured.settings, measured.epochs
+    if settings.step and epochs is not None and epochs < 1:
+        text = f"The run is short: it has read only {epochs:.2g} of its text. Train longer before you judge it."
+        yield Finding("short run", "", text, epochs, 1.0, (hints.option("train.steps", _rounded(settings.steps * 4)),))
 
 
 def dead_stack(measured: Measurements) -> Iterator[Finding]:
@@ -75,8 +85,8 @@ def source_not_read(measured: Measurements) -> Iterator[Finding]:
     if gain is None or not gain < SOURCE_READ or any(each.side == "encoder" for each in measured.dead):
         return
     text = (
-        f"The decoder does not read the encoder: the right source lowers the loss by only {gain:.3f} nats per token, compared "
-        "with the source of another sentence."
+        f"The decoder does not read the encoder: the right source {in_words(gain)}, compared with the source of another "
+        "sentence."
     )
     yield Finding("source not read", "encoder", text, gain, SOURCE_READ, _slower_start(measured))
 

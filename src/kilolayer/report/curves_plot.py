@@ -65,7 +65,7 @@ def curves_plot(
         if len(looks) > 1:
             handles = [Line2D([], [], color=look.colour, linestyle=_style(look), label=shortened(look.label)) for look in looks]
             axes.legend(handles=handles, ncols=columns, **LEGEND)
-        return to_svg(figure, name, description)
+        return to_svg(figure, name, description, light=True)
 
 
 def sensible_range(values: np.ndarray) -> tuple[float, float]:

@@ -27,7 +27,14 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # 
 MARKERS = "osD^vP"
 DASHES: tuple[tuple[int, ...], ...] = ((), (5, 2), (1, 1))  # of the first lines, then of those that repeat a colour
 SIZE = (4.8, 3.0)  # inches; as wide as a narrow screen, its text is still above 9 px
+PAPER, INK, LINE = "#fffffe", "#1d1d1e", "#e3e3e4"
+"""Background, text and grid. No other colour has these values, so that `to_svg` can hand them to the page."""
+OF_THE_PAGE = {PAPER: "var(--paper, #ffffff)", INK: "var(--ink, #1d1d1f)", LINE: "var(--line, #e3e3e3)"}
 STYLE: dict[Any, Any] = {
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",  # text stays text: it can be searched, and the page stays small
     "font.family": "sans-serif",
     "font.size": 10,
@@ -35,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": "#e3e3e3",
+    "grid.color": LINE,
     "axes.axisbelow": True,
     "axes.edgecolor": "#777777",
     "lines.linewidth": 1.6,
@@ -127,10 +134,11 @@ def split_into_stretches(values: np.ndarray, count: int) -> np.ndarray:
     return np.pad(values, (0, count * width - len(values)), constant_values=math.nan).reshape(count, width)
 
 
-def to_svg(figure: Figure, name: str, description: str) -> Markup:
+def to_svg(figure: Figure, name: str, description: str, *, light: bool = False) -> Markup:
     """The figure as an SVG element for an HTML page: scalable, with an accessible description, and with ids unique on the page.
 
-    Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    Background, text and grid have the colours of the page. light: the background stays light on a dark page, for lines that are
+    too dark for it. Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
     """
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():
@@ -143,7 +151,10 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
     text = re.sub(r"(url\(|href=\")#", rf"\1#{name}-", text)
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
-    opening = f'<svg {box[0]} role="img" aria-label="{escape(description)}">'
+    for colour, of_the_page in OF_THE_PAGE.items():
+        text = text.replace(colour, of_the_page)
+    kind = ' class="light"' if light else ""
+    opening = f'<svg {box[0]}{kind} role="img" aria-label="{escape(description)}">'
     return Markup(re.sub(r"<svg\b[^>]*>", lambda _: opening, text, count=1).replace("xlink:href", "href").strip())
 
 

@@ -76,7 +76,7 @@ def line_plot(
             axes.xaxis.set_major_locator(MaxNLocator(5, integer=whole))
         if len(drawn) > 1:
             axes.legend(ncols=min(len(drawn), 3), **LEGEND)
-        return to_svg(figure, name, description)
+        return to_svg(figure, name, description, light=ordered or any(each.colour for each in kept))
 
 
 def line_styles(series: Sequence[Series], ordered: bool = False) -> list[tuple[str, tuple[int, ...]]]:

@@ -50,6 +50,7 @@ from kilolayer.training.metric_rows import read_rows
 from kilolayer.training.saved_state import fitted
 
 Precision = Literal["fp32", "bf16", "int8"]
+SHOWN_RUNS = 3
 UNFINISHED = re.compile(rf"data|lock|tokenizer\..*|.*{re.escape(PART)}", re.DOTALL)
 """Files that a run folder may contain before it has a configuration."""
 
@@ -86,12 +87,7 @@ class Run:
         folder = as_path(folder, "the run's folder")
         path = folder / "config.toml"
         if kind_of(path) != "file":
-            absent = f": the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else ""
-            raise InputError(
-                f"this is not a run{absent}",
-                where=str(folder),
-                fix=f"name a folder that `{hints.verb('train')}` created: it contains config.toml",
-            )
+            raise not_a_run(folder)
         if is_saved(folder):
             raise InputError(
                 "this is a model without a run",
@@ -180,8 +176,23 @@ class Run:
     def scores(self, device: str | torch.device) -> dict[str, Any]:
         """The contents of scores.json; the test set is scored now if it has not been yet."""
         if kind_of(self.folder / "scores.json") is None:
-            self.score(self.task(cache_folder()), choose_device(device) if isinstance(device, str) else device)
+            self.score(self.task(cache_folder()), choose_device(device, "device") if isinstance(device, str) else device)
         return read_scores(self.folder)
+
+
+def not_a_run(folder: Path) -> InputError:
+    """The error for a folder without a run's config.toml; for a comparison it names the runs in it."""
+    if kind_of(folder / "comparison.toml") == "file":
+        runs = sorted(path.parent for path in (folder / "runs").glob("*/config.toml"))
+        named = ", ".join(map(str, runs[:SHOWN_RUNS])) + (", ..." if len(runs) > SHOWN_RUNS else "")
+        fix = f"name one of its runs: {named}" if runs else f"none of its runs has begun: go on with {hints.verb('compare')}"
+        return InputError("this is a comparison of runs, not a run", where=str(folder), fix=fix)
+    absent = f": the folder does not exist{did_you_mean(folder)}" if kind_of(folder) is None else ""
+    return InputError(
+        f"this is not a run{absent}",
+        where=str(folder),
+        fix=f"name a folder that `{hints.verb('train')}` created: it contains config.toml",
+    )
 
 
 def prepare(config: RunConfig, cache: Path, vocabulary: Vocabulary | None = None) -> Task:
@@ -350,10 +361,9 @@ def choose_precision(config: TrainConfig) -> Literal["fp32", "bf16", "fp16"]:
     return "bf16" if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0) else "fp32"
 
 
-def choose_device(name: str) -> torch.device:
-    """The device that a configuration names; for "auto", the GPU if there is one."""
+def choose_device(name: str, option: Literal["train.device", "device"] = "train.device") -> torch.device:
+    """The device with this name; for "auto", the GPU if there is one. option: where it was set, for the error."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise OptionError(
-            "there is no CUDA device", where=f"train.device or {hints.argument('device')}", fix='set it to "auto" or "cpu"'
-        )
+        fix = hints.option(option, "cpu") if option == "train.device" else hints.argument(option, "cpu")
+        raise OptionError("there is no CUDA device", where=option, fix=f"give {fix}, or leave the option out")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")

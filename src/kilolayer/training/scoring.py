@@ -22,7 +22,7 @@ def score_text(
     score = run.registration.load().read_text(run.config, run.vocabulary(), text, cache_folder())
     if loaded is None:
         chosen = choose(run.checkpoints, run.config)
-        model = run.load_reader(choose_device(device), chosen=chosen)
+        model = run.load_reader(choose_device(device, "device"), chosen=chosen)
     else:
         chosen, load = loaded
         model = load()

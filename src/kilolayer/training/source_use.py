@@ -19,13 +19,17 @@ def source_gain(validations: Sequence[Mapping[str, Any]]) -> float | None:
     return float(gain) if isinstance(gain, int | float) else None
 
 
+def in_words(gain: float) -> str:
+    """What the right source does to the loss, if that is too little."""
+    return "does not lower the loss" if gain < 0.0005 else f"lowers the loss by only {gain:.3f} nats per token"
+
+
 def unread_source(validations: Sequence[Mapping[str, Any]], train: Sequence[Mapping[str, Any]]) -> str | None:
     """A warning if the last validation shows that the source is not read. train: the rows of training, which have the epoch."""
     gain = source_gain(validations)
     if gain is None or not gain < SOURCE_READ:
         return None
-    lowers = "does not lower the loss" if gain < 0.0005 else f"lowers the loss by only {gain:.3f} nats per token"
-    what = f"at step {int(validations[-1]['step']):,} the right source {lowers}"
+    what = f"at step {int(validations[-1]['step']):,} the right source {in_words(gain)}"
     epoch = train[-1].get("epoch") if train else None
     if isinstance(epoch, int | float) and epoch < 1:
         return f"{what}, but the run is short: it has read only {epoch:.2g} of its text; train longer before you judge it"

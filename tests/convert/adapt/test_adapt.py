@@ -138,6 +138,15 @@ def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:
     assert layout_of(Renamed(16, 2)) is not None
 
 
+def test_the_refusal_names_the_recipes_that_fit() -> None:
+    with pytest.raises(InputError) as raised:
+        kl.adapt(bert(), "pre_ln")
+    fitting = [name for name in kl.recipes.names() if table().get(name, {}).get("BERT") == YES]
+    assert raised.value.fix == f"choose one that does: {', '.join(fitting)}"
+    for name in fitting:
+        kl.adapt(bert(), name)
+
+
 def test_a_recipe_is_given_once() -> None:
     model = bert()
     kl.adapt(model, "deepnorm")

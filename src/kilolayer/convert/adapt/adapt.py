@@ -9,7 +9,7 @@ from torch import nn
 from kilolayer import recipes
 from kilolayer.convert.adapt.additions import Additions, attribute
 from kilolayer.convert.adapt.applied import is_adapted
-from kilolayer.convert.adapt.fit import obstacle
+from kilolayer.convert.adapt.fit import Obstacle, obstacle
 from kilolayer.convert.adapt.pretrained import SavePretrained, has_lost_weights, was_loaded
 from kilolayer.convert.adapt.stacks import ForeignModel, ForeignStack, find
 from kilolayer.convert.adapt.start import start_weights
@@ -90,6 +90,12 @@ def adapt(
 def check_fit(found: ForeignModel, recipe: Recipe) -> None:
     """Raise if a recipe cannot be applied to a model of this kind."""
     recipe.check_depths(found.depths)
+    if (hindrance := _obstacle(found, recipe)) is not None:
+        fitting = [name for name in recipes.names() if _obstacle(found, recipes.get(name)) is None]
+        raise hindrance.error(recipe, found.title, fitting)
+
+
+def _obstacle(found: ForeignModel, recipe: Recipe) -> Obstacle | None:
     for stack in found.stacks:
         hindrance = obstacle(
             recipe,
@@ -100,7 +106,8 @@ def check_fit(found: ForeignModel, recipe: Recipe) -> None:
             lacks_final_norm=stack.lacks_final_norm,
         )
         if hindrance is not None:
-            raise hindrance.error(recipe, found.title)
+            return hindrance
+    return None
 
 
 def attach(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ module begins or ends. A Post-LN class computes N(x + f(x)) and a Pre-LN class x
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilolayer.errors import InputError
@@ -19,9 +20,9 @@ class Obstacle:
     reason: str
     fix: str = ""
 
-    def error(self, recipe: Recipe, title: str) -> InputError:
-        """The error that `adapt` raises."""
-        fix = self.fix or "choose another recipe: docs/adapt.md has the table"
+    def error(self, recipe: Recipe, title: str, fitting: Sequence[str]) -> InputError:
+        """The error that `adapt` raises. fitting: names of recipes that fit the model."""
+        fix = self.fix or f"choose one that does: {', '.join(fitting)}"
         return InputError(f"{recipe.name} does not fit {title}: {self.reason}", fix=fix)
 
 

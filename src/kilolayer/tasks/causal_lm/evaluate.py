@@ -77,6 +77,6 @@ def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:
 
     task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)
-    model = run.load_reader(choose_device(device))
+    model = run.load_reader(choose_device(device, "device"))
     assert isinstance(model, Decoder)
     return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}

@@ -70,7 +70,7 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
         each.check(max(shots), options.limit)
     read_scores(run.folder)
     chosen = choose(run.checkpoints, run.config)
-    model = run.load_reader(choose_device(options.device), chosen=chosen)
+    model = run.load_reader(choose_device(options.device, "device"), chosen=chosen)
     assert isinstance(model, Decoder)
     assert isinstance(run.config, CausalLMConfig)
     vocabulary, length = CausalLMTask.load_vocabulary(run.config, run.folder), run.config.text.length

@@ -146,7 +146,7 @@ def _score_own_test_set(run: Run, options: argparse.Namespace) -> System:
         fix = "name a text: --test, or --source and --reference"
         raise InputError("the run has no test set", where=str(run.folder), fix=fix)
     if kind_of(run.folder / "scores.json") is None:
-        run.score(task, choose_device(options.device))
+        run.score(task, choose_device(options.device, "device"))
     parts = {part: Translated(lines, [*read_lines(hypotheses_path(run.folder, part))]) for part, lines in references.items()}
     return System(parts, read_scores(run.folder))
 
@@ -168,7 +168,7 @@ def _score_other_text(run: Run, tests: list[ParallelText], options: argparse.Nam
         raise error.at(str(run.folder)) from None
     _references(task, run, options)
     chosen = choose(run.checkpoints, run.config)
-    model = run.load_reader(choose_device(options.device), chosen=chosen)
+    model = run.load_reader(choose_device(options.device, "device"), chosen=chosen)
     assert isinstance(model, EncoderDecoder)
     results = task.results(model)
     parts = {result.part: Translated(result.references, result.hypotheses) for result in results}
