@@ -12,6 +12,7 @@ from undrawn_charts import undrawn_charts
 
 import kilolayer as kl
 from kilolayer.cli.main import main
+from kilolayer.data.grammar import write_corpus
 from kilolayer.optimizers import registry as optimizers
 from kilolayer.recipes import registry
 
@@ -156,3 +157,29 @@ def test_the_tests_that_are_named_exist() -> None:
     assert named
     for path, name in sorted(named):
         assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+
+
+@pytest.mark.slow
+def test_the_configuration_for_a_corpus_of_ones_own_gives_a_translator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one of the page on translation, with the built-in corpus as the user's files, at a size for one core."""
+    folder, config = tmp_path / "data/multi30k", tmp_path / "my.toml"
+    write_corpus(folder)
+    for part, name in {"valid": "val", "test": "test_2016_flickr"}.items():
+        for language in ("en", "de"):
+            (folder / f"{part}.{language}").rename(folder / f"{name}.{language}")
+    config.write_text(blocks(ROOT / "docs/translation.md", "toml")[0])
+    monkeypatch.chdir(tmp_path)
+    run = kl.train(
+        config,
+        model={"encoder_layers": 3, "decoder_layers": 3, "dim": 64, "ffn_dim": 128, "dropout": 0.0},
+        tokenizer={"vocab_size": 600},
+        batches={"tokens": 800},
+        train={"steps": 600, "lr": 4e-3, "warmup_steps": 100, "device": "cpu", "threads": 1},
+        search={"method": "greedy"},
+    )
+    assert run.folder.name == "my"
+    assert run.scores()["test"]["bleu"]["value"] > 50
+    translated, wanted = (
+        path.read_text().splitlines() for path in (run.folder / "test.en-de.txt", folder / "test_2016_flickr.de")
+    )
+    assert len(translated) == len(wanted)

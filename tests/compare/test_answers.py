@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,8 @@ def test_short_runs_without_progress_are_not_told_to_slow_down() -> None:
     assert {advice_on(each, results) for each in results} == {
         "Train for more than 40 steps, or try train.lr 0.04: the loss falls as the rate rises."
     }
+    stays = replace(results[1], train=[{"step": step, "loss": 3.5} for step in range(6)])
+    assert advice_on(stays, [results[0], stays]).startswith("The run is short")  # a plateau needs time
     for each in alone:  # a single rate says nothing about others
         assert advice_on(each, alone) == "The run is short: train for more than 40 steps before you judge its options."
     falling = [result("post_ln", 4, "no_progress", loss=loss, lr=lr) for loss, lr in ((3.4, 1e-3), (3.5, 1e-2))]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from kilolayer.report.bars import bar_plot
-from kilolayer.report.figure import PALETTE, POINTS, Series, thinned
+from kilolayer.report.figure import PALETTE, POINTS, Series, as_file, thinned
 from kilolayer.report.layer_plots import layers_by_step_plot
 from kilolayer.report.plots import heat_plot, line_plot
 
@@ -55,7 +55,7 @@ def test_no_two_of_18_lines_look_alike() -> None:
     svg = lines("many", *(Series(f"line {place}", [1, 2], [place, place + 1.0]) for place in range(18)))
     styles = [path.get("style", "") for path in ElementTree.fromstring(svg).iter("path")]
     looks = {tuple(re.findall(r"(?:stroke|stroke-dasharray): [#\d][^;]*", style)) for style in styles if "fill: none" in style}
-    looks = {look for look in looks if any(colour.lower() in look[-1] for colour in PALETTE)}
+    looks = {look for look in looks if look and any(colour.lower() in look[-1] for colour in PALETTE)}
     assert len(looks) == 18
 
 
@@ -178,3 +178,12 @@ def test_a_long_label_is_cut_and_the_plot_keeps_its_room() -> None:
     for svg in (bars, rows, lines("lines", Series(long, [1], [1.0]), Series("b", [1], [1.0]))):
         assert svg is not None
         assert f"{'$' * 21}..." in ElementTree.fromstring(svg).itertext()
+
+
+def test_background_text_and_grid_are_the_pages_and_in_a_file_plain_colours() -> None:
+    svg = bar_plot("page", ["a", "b"], [1.0, 2.0], x_label="x", y_label="y", description="")
+    assert svg is not None
+    assert {"var(--paper, #ffffff)", "var(--ink, #1d1d1f)", "var(--line, #e3e3e3)"} <= set(re.findall(r"var\([^)]*\)", svg))
+    alone = as_file(svg)
+    assert "var(" not in alone
+    assert "fill: #ffffff" in alone

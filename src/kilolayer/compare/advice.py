@@ -12,6 +12,7 @@ from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.flat_options import plain_recipe
 from kilolayer.compare.grid import LAYERS, RECIPE, SEED, TASK, same, shown_value
 from kilolayer.compare.measure import VALIDATION_LOSS
+from kilolayer.compare.outcome import ABOVE_START, FEW
 from kilolayer.compare.result import Result
 from kilolayer.compare.table import ComparisonTable, Edge
 from kilolayer.report.comparison_view import NextStep
@@ -118,7 +119,15 @@ def _higher_rate(result: Result, results: Sequence[Result]) -> float | None:
     falling = all(losses[after] < losses[before] for before, after in pairwise(rates))
     if len(rates) < 2 or not falling or any(each.outcome.kind != "no_progress" for each in beside):
         return None
+    if not any(_still_falls(each) for each in beside if _rate(each) == rates[-1]):
+        return None
     return rates[-1] * min(rates[-1] / rates[-2], SLOWER)
+
+
+def _still_falls(result: Result) -> bool:
+    """Whether the training loss fell in the second half of a run; one that stays where it is needs time, not a higher rate."""
+    losses = [number(row, "nll" if "nll" in row else "loss") for row in result.train]
+    return len(losses) < FEW or losses[-1] < losses[len(losses) // 2] - ABOVE_START
 
 
 def _alone_in_death(results: Sequence[Result]) -> list[Result]:

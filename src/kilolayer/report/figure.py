@@ -138,7 +138,9 @@ def to_svg(figure: Figure, name: str, description: str, *, light: bool = False) 
     """The figure as an SVG element for an HTML page: scalable, with an accessible description, and with ids unique on the page.
 
     Background, text and grid have the colours of the page. light: the background stays light on a dark page, for lines that are
-    too dark for it. Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    too dark for it.
+
+    Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
     """
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():

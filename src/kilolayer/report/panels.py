@@ -61,6 +61,11 @@ def coloured(records: Sequence[Record]) -> list[tuple[Record, str | None]]:
     return [(record, COLOURS[place % len(COLOURS)]) for place, record in enumerate(records)]
 
 
+def _on_the_validation_set(title: str) -> str:
+    name, comma, unit = title.partition(", ")
+    return f"{name[:1].upper()}{name[1:]} on the validation set{comma}{unit}"
+
+
 def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel]:
     """One panel for each headline score of the runs' tasks that validations measured."""
     found: dict[str, list[Series]] = {}
@@ -71,7 +76,7 @@ def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel
     return [
         chart_panel(
             f"quality-{place}",
-            f"{title[:1].upper()}{title[1:]} on the validation set",
+            _on_the_validation_set(title),
             series,
             x_label="step",
             y_label=title,

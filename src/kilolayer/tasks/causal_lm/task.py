@@ -90,7 +90,7 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         text = self.test or self.valid or self.train
         width = min(PROMPT + CONTINUATION, len(text) - 1)
         prompt = -(-width * PROMPT // (PROMPT + CONTINUATION))
-        places = np.linspace(1, len(text) - width, SAMPLES).astype(np.int64)
+        places = np.unique(np.linspace(1, len(text) - width, SAMPLES).astype(np.int64))  # fewer of a short text
         rows = text.read(places, width).tolist()
         search = SearchConfig(method="sample", max_length_factor=0, max_length_extra=max(1, width - prompt))
         written = continue_texts(model, [row[:prompt] for row in rows], search, context=self.length)
