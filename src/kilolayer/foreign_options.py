@@ -15,7 +15,7 @@ OURS = {
     "model.decoder_layers": "num_decoder_layers",
     "model.kv_heads": "num_key_value_heads",
     "model.activation": "activation_fn activation_function hidden_act feed_forward_proj",
-    "model.qk_norm": "qk_norm query_key_norm use_qk_norm",
+    "model.qk_norm": "query_key_norm use_qk_norm",
     "model.norm_eps": "layernorm_eps layer_norm_eps layer_norm_epsilon rms_norm_eps",
     "model.dropout": "hidden_dropout_prob resid_pdrop embd_pdrop dropout_rate",
     "model.attention_dropout": "attention_probs_dropout_prob attn_pdrop",

@@ -97,6 +97,8 @@ def _counts() -> dict[str, int]:
         ({"train": {"warmup_updates": 400}}, "warmup_updates", "write warmup_steps"),
         ({"batches": {"max_tokens": 4096}}, "max_tokens", "write tokens"),
         ({"encoder_embed_dim": 64}, "encoder_embed_dim", "write model.dim"),
+        ({"model": {"use_qk_norm": True}}, "use_qk_norm", "write qk_norm"),
+        ({"query_key_norm": True}, "query_key_norm", "write model.qk_norm"),
     ],
 )
 def test_a_configuration_is_answered_in_its_own_words(table: dict[str, Any], name: str, answer: str) -> None:
