@@ -3,6 +3,7 @@ stream after it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
-from kilolayer.recipes.base import Kind
 
 ByLayer = dict[str, list[float]]
 
@@ -96,13 +96,14 @@ class Meter:
         largest = torch.stack([torch.stack(pair) for pair in self.logits])
         processes.max_(largest)
         self.reset()
-        own, cross = map(self._by_stack, largest.T.tolist())
-        norms.attention_logit = own
-        paired = {stack.side for stack in self.stacks if Kind.CROSS_ATTENTION in stack.layers()[0].kinds()}
-        norms.cross_attention_logit = {side: values for side, values in cross.items() if side in paired}
+        norms.attention_logit, norms.cross_attention_logit = map(self._raised, largest.T.tolist())
         norms.gradient = self._by_stack([value**0.5 / scale for value in gradient])
         norms.update = self._by_stack([value**0.5 for value in update])
         norms.residual = self._by_stack([value / batches for value in residual])
+
+    def _raised(self, logits: list[float]) -> ByLayer:
+        """By stack, without the stacks whose attention has recorded nothing."""
+        return {side: each for side, each in self._by_stack(logits).items() if -math.inf not in each}
 
     def reset(self) -> None:
         """Forget what was measured."""
