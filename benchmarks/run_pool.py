@@ -23,7 +23,7 @@ from kilolayer.config import Table
 from kilolayer.reproduce import lab as laboratory
 from kilolayer.reproduce.lab import Lab, earlier_runs
 from kilolayer.reproduce.sweep import at_best_rate
-from kilolayer.training.run import cache_folder, prepare
+from kilolayer.runs.run import cache_folder, prepare
 
 GRACE = 45.0
 """Seconds after the deadline in which runs may still end."""

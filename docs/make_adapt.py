@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kilolayer.convert.adapt.table import POST_LN, PRE_LN, YES, table
+from kilolayer.models.adapt.table import POST_LN, PRE_LN, YES, table
 
 PAGE = Path(__file__).parent / "adapt.md"
 BEGIN, END = "<!-- made by docs/make_adapt.py -->\n", "<!-- end -->\n"

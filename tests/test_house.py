@@ -26,7 +26,6 @@ ORDER = [
     "display",
     "files",
     "config",
-    "precedence",
     "parallel",
     "recipes",
     "layers",
@@ -34,21 +33,23 @@ ORDER = [
     "models",
 ]
 ORDER += [
-    "convert",
     "runtime",
     "optimizers",
     "data",
     "generate",
-    "operators",
     "speed",
     "evaluate",
     "tasks",
+    "report",
+    "huggingface",
+    "auto_classes",
+    "runs",
     "training",
     "probe",
-    "report",
-    "runs",
+    "compare",
+    "reproduce",
+    "cli",
 ]
-ORDER += ["auto_classes", "exporting", "compare", "reproduce", "cli"]
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
@@ -91,10 +92,9 @@ def test_nothing_imports_the_folder_of_a_task() -> None:
 
 def test_only_the_choice_of_a_runtime_imports_what_is_fast() -> None:
     """And the package, which names `kl.fast` and `kl.record` and imports them on first use."""
-    fast = ("speed", "operators")
-    outside = [path for path in FILES if path.relative_to(SOURCE).parts[0] not in fast]
-    importers = {path.relative_to(SOURCE).as_posix() for path in outside if {room(each) for each in imports(path)} & {*fast}}
-    assert importers == {"__init__.py", "training/chosen_runtime.py"}
+    outside = [path for path in FILES if path.relative_to(SOURCE).parts[0] != "speed"]
+    importers = {path.relative_to(SOURCE).as_posix() for path in outside if "speed" in {room(each) for each in imports(path)}}
+    assert importers == {"__init__.py", "runs/chosen_runtime.py"}
 
 
 def module_name(path: Path) -> str:
@@ -103,7 +103,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_files(path: Path, modules: Collection[str]) -> list[str]:
-    """As `imports`, but file by file: `from kilolayer.operators import kernels` imports operators/kernels.py."""
+    """As `imports`, but file by file: `from kilolayer.speed.operators import kernels` imports speed/operators/kernels.py."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):

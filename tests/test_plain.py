@@ -1,4 +1,4 @@
-"""Without `speed/` and `operators/` the library is right, and slow."""
+"""Without `speed/` the library is right, and slow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import kilolayer
-from kilolayer.operators import kernels
+from kilolayer.speed.operators import kernels
 
 MODULES = """
 import itertools
@@ -38,7 +38,7 @@ for recipe, shape, moe in itertools.product(kl.recipes.names(), SHAPES, (None, k
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     assert gradients and all(bool(gradient.isfinite().all()) for gradient in gradients), (recipe, shape)
     count += 1
-loaded = [name for name in sys.modules if name.startswith(("kilolayer.speed", "kilolayer.operators"))]
+loaded = [name for name in sys.modules if name.startswith("kilolayer.speed")]
 assert not loaded, loaded
 print(kl.__file__, count)
 """.replace("SHAPES", '("encoder", "decoder", "encoder_decoder")')
@@ -61,7 +61,7 @@ assert reader.scores(source="valid.en", reference="valid.de")["test"]["bleu"]["v
 writer = kl.load("runs/causal_lm", device="cpu")
 assert isinstance(writer.generate("the", max_tokens=5, greedy=True), str)
 assert writer.scores()["test"]["loss"]["value"] > 0
-loaded = [name for name in sys.modules if name.startswith(("kilolayer.speed", "kilolayer.operators"))]
+loaded = [name for name in sys.modules if name.startswith("kilolayer.speed")]
 assert not loaded, loaded
 print(kl.__file__)
 """
@@ -117,9 +117,9 @@ def text_model() -> dict:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package that has neither `speed/` nor `operators/`."""
+    """A folder with a copy of the package that has no `speed/`."""
     folder, source = tmp_path_factory.mktemp("plain"), Path(kilolayer.__file__).parent
-    shutil.copytree(source, folder / "kilolayer", ignore=shutil.ignore_patterns("__pycache__", "speed", "operators"))
+    shutil.copytree(source, folder / "kilolayer", ignore=shutil.ignore_patterns("__pycache__", "speed"))
     (folder / "small_plain_runs.py").write_text(TABLES, encoding="utf-8")
     return folder
 
@@ -137,7 +137,7 @@ def run(program: str, home: Path, folder: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_model_trains_without_the_two_folders(home: Path, tmp_path: Path) -> None:
+def test_every_model_trains_without_speed(home: Path, tmp_path: Path) -> None:
     assert run(MODULES, home, tmp_path) == [str(len(kilolayer.recipes.names()) * 3 * 2)]
 
 
@@ -156,7 +156,7 @@ def plain(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("by", NOISE)
-def test_runs_without_the_two_folders_end_with_the_weights_of_the_fast_form(
+def test_runs_without_speed_end_with_the_weights_of_the_fast_form(
     by: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fast form as a CPU runs it, and by the operators that a GPU has kernels for, through their plain formulas."""
@@ -176,5 +176,5 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoints" / "step-00000020" / "model.safetensors")
 
 
-def test_runs_are_compared_without_the_two_folders(home: Path, tmp_path: Path) -> None:
+def test_runs_are_compared_without_speed(home: Path, tmp_path: Path) -> None:
     assert run(COMPARISON, home, tmp_path) == ["2", "True"]

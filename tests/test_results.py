@@ -11,7 +11,7 @@ from derivations.page import changed, differences, links_of, plain, sections_of
 from derivations.section import DERIVATIONS, ROOT, Derivation, read
 
 import kilolayer as kl
-from kilolayer.training.stack_label import LEVELS
+from kilolayer.evaluate.stack_label import LEVELS
 
 for path in sorted((ROOT / "tests/derivations").glob("*.py")):
     import_module(f"derivations.{path.stem}")

@@ -19,9 +19,9 @@ from statistics import fmean
 from typing import Any
 
 from kilolayer.compare.outcome import outcome_of
+from kilolayer.evaluate.source_use import SOURCE_READ
+from kilolayer.evaluate.stack_label import DEAD, DYING, FEWEST, LEVELS, SHARE, checks_of, dead_stacks
 from kilolayer.report.record import Record
-from kilolayer.training.source_use import SOURCE_READ
-from kilolayer.training.stack_label import DEAD, DYING, FEWEST, LEVELS, SHARE, checks_of, dead_stacks
 
 HERE = Path(__file__).parent
 RUNS, DEEPNORM, TABLE1 = HERE / "runs.json", HERE / "deepnorm.json", HERE.parent / "reproduce" / "deepnet-table1.json"

@@ -25,12 +25,12 @@ from design import Run, runs, table_of
 
 from kilolayer.config import build
 from kilolayer.data.grammar import write_corpus
+from kilolayer.evaluate.stack_label import StackCheck
 from kilolayer.probe.trial import Trial
+from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
-from kilolayer.training.run import cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
-from kilolayer.training.stack_label import StackCheck
 
 POINTS = 20
 """Means of the training loss that are kept of a run."""

@@ -38,9 +38,9 @@ from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
+from kilolayer.runs.run import Run
 from kilolayer.speed.packed_product import PackedProduct
 from kilolayer.tasks.translation.task import SidedTokenizer
-from kilolayer.training.run import Run
 
 SHAPES = [(256, 256), (256, 768), (256, 1024), (1024, 256), (512, 512), (512, 1536), (512, 2048), (2048, 512)]
 VOCABULARIES = [(256, 8000), (512, 32_000)]

@@ -28,7 +28,7 @@ from torch import Tensor
 import kilolayer as kl
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.training.run import Precision, Run
+from kilolayer.runs.run import Precision, Run
 
 BEAM, BATCH, LONGEST = 5, 64, 96
 CONFIG = Path(__file__).parents[1] / "translation" / "multi30k.toml"

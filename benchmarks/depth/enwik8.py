@@ -170,8 +170,8 @@ def score(chosen: argparse.Namespace, document: dict[str, Any]) -> None:
     from kilolayer.data.windows import windows_in_order
     from kilolayer.evaluate.likelihood import TextLoss, measure
     from kilolayer.models.decoder import Decoder
+    from kilolayer.runs.run import Run, cache_folder, choose_device
     from kilolayer.tasks.causal_lm.task import CausalLMTask
-    from kilolayer.training.run import Run, cache_folder, choose_device
 
     name = Wanted.of(chosen.config).name
     (member,) = Comparison.open(chosen.work / "train" / name).members

@@ -72,8 +72,8 @@ def measure(words: Sequence[str]) -> None:
 
     from kilolayer.cli.configuration import read_tables
     from kilolayer.runs.budget import Work, budget
-    from kilolayer.training.run import Run, cache_folder, choose_precision, prepare
-    from kilolayer.training.start import read_started
+    from kilolayer.runs.run import Run, cache_folder, choose_precision, prepare
+    from kilolayer.runs.start import read_started
     from kilolayer.training.step import Stepper
     from kilolayer.training.trainer import Trainer
 

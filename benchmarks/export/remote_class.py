@@ -23,13 +23,13 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 import kilolayer as kl
-import kilolayer.auto_classes  # registers the model with the Auto classes
+import kilolayer.huggingface.auto_classes  # registers the model with the Auto classes
 from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import END, Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
+from kilolayer.runs.run import Run
 from kilolayer.tasks.translation.config import TranslationConfig
-from kilolayer.training.run import Run
 
 SEED, BATCH = 18, 250
 SEARCHES: dict[str, dict[str, Any]] = {

@@ -29,8 +29,8 @@ from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import translate_lines
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.runs.run import Run
 from kilolayer.tasks.translation.config import TranslationConfig
-from kilolayer.training.run import Run
 
 BEAMS = (1, 5)
 SEED = 18

@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "dead"))
 
 from table import RUNS
 
-from kilolayer.probe.forecast import RangeTest
-from kilolayer.probe.range_test import HIGHEST
+from kilolayer.probe.forecast import HIGHEST, RangeTest
 from kilolayer.probe.trial import Measured
 
 HERE = Path(__file__).parent

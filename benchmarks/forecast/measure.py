@@ -34,14 +34,13 @@ from kilolayer.config import build
 from kilolayer.data.grammar import write_corpus
 from kilolayer.layers.attention import Attention
 from kilolayer.probe.critical_rate import critical_rate
-from kilolayer.probe.forecast import STEPS
+from kilolayer.probe.forecast import HIGHEST, LOWEST, STEPS
 from kilolayer.probe.places import top_states
 from kilolayer.probe.propagation import relative_update
-from kilolayer.probe.range_test import HIGHEST, LOWEST
 from kilolayer.probe.trial import Trial
+from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
-from kilolayer.training.run import cache_folder, prepare
 
 START_LR = 1e-5
 """Small enough for the output to change linearly."""

@@ -42,7 +42,7 @@ from ours import kilolayer as training_step
 
 from kilolayer.config import Table, dump, merge
 from kilolayer.reproduce.lab import Lab
-from kilolayer.training.metrics import read_metrics
+from kilolayer.runs.metrics import read_metrics
 
 GRID = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 SEEDS = (1, 2, 3)

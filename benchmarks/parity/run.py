@@ -108,8 +108,8 @@ def make_data(path: Path, tiny: bool, steps: int) -> None:
     """Write the batches of German to English as in `kilolayer reproduce deepnet-table1`."""
     from kilolayer.config import build
     from kilolayer.reproduce.lab import Lab
+    from kilolayer.runs.run import cache_folder, prepare
     from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.run import cache_folder, prepare
 
     lab = Lab(path.parent / "lab", tiny=tiny, data=None if tiny else Path(os.environ["KILOLAYER_DATA"]))
     config = build(RunConfig, lab.translation())

@@ -23,11 +23,11 @@ import torch
 
 from kilolayer.config import build, load, merge
 from kilolayer.data.grammar import write_corpus
+from kilolayer.runs.metrics import Metrics
+from kilolayer.runs.run import Run, cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import EMBEDDED
-from kilolayer.training.metrics import Metrics
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
 

@@ -299,7 +299,7 @@ def verdicts(summary: dict[str, dict[str, dict[str, Any]]], every: tuple[str, ..
     went: this commit no longer has it.
     open: a case to which it applies was not measured at least twice, and the other cases do not justify keeping it.
     """
-    from kilolayer.operators import kernels
+    from kilolayer.speed.operators import kernels
 
     found = {}
     for kernel in every:
@@ -391,7 +391,7 @@ def main() -> None:
     if options.table:
         write(options.out)
         return
-    from kilolayer.operators import kernels
+    from kilolayer.speed.operators import kernels
 
     every = tuple(kernels.NAMES)
     chosen = trials(options.cases, options.dropouts, options.repeat, options.tiny)

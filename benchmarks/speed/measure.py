@@ -146,7 +146,7 @@ def without(names: tuple[str, ...]) -> AbstractContextManager[Any]:
     """Disable some of our kernels while layers are built, compiled and run."""
     if not names:
         return nullcontext()
-    from kilolayer.operators import kernels
+    from kilolayer.speed.operators import kernels
 
     return kernels.disabled(*names)
 

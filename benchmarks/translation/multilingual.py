@@ -44,10 +44,10 @@ from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import SHARED_FILE, TokenizerConfig, Tokenizers, tokenizers_for
 from kilolayer.evaluate.scores import Bleu, Chrf
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.runs.checkpoint import step_of, steps
+from kilolayer.runs.run import Run, cache_folder, choose_device
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.task import TranslationTask
-from kilolayer.training.checkpoint import step_of, steps
-from kilolayer.training.run import Run, cache_folder, choose_device
 
 Pair = tuple[str, str]  # English, the other language
 

@@ -34,13 +34,13 @@ from kilolayer.errors import InputError
 from kilolayer.files.writing import write
 from kilolayer.models.build import build_model
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs.chosen_runtime import choose_runtime
+from kilolayer.runs.run import Run, cache_folder, choose_device, choose_precision, in_steps, load_weights, prepare
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.chosen_runtime import choose_runtime
 from kilolayer.training.guard import Guard
-from kilolayer.training.run import Run, cache_folder, choose_device, choose_precision, in_steps, load_weights, prepare
 from kilolayer.training.schedule import learning_rate
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES

@@ -16,20 +16,19 @@ if TYPE_CHECKING:
     from kilolayer import tasks as tasks
     from kilolayer.compare.session import compare_runs as compare_runs
     from kilolayer.compare.session import run_comparison as run_comparison
-    from kilolayer.convert.adapt.adapt import adapt as adapt
-    from kilolayer.convert.adapt.bake import bake as bake
-    from kilolayer.convert.fold import fold as fold
-    from kilolayer.convert.huggingface.imported import from_huggingface as from_huggingface
-    from kilolayer.convert.saved_model import load_model as load_model
-    from kilolayer.convert.saved_model import save as save
-    from kilolayer.exporting.export import export as export
+    from kilolayer.huggingface.imported import from_huggingface as from_huggingface
+    from kilolayer.models.adapt.adapt import adapt as adapt
+    from kilolayer.models.adapt.bake import bake as bake
     from kilolayer.models.build import build_model as build_model
     from kilolayer.models.calibrate import calibrate as calibrate
     from kilolayer.models.config import ModelConfig as ModelConfig
     from kilolayer.models.decoder import Decoder as Decoder
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
+    from kilolayer.models.fold import fold as fold
     from kilolayer.models.head import Head as Head
+    from kilolayer.models.saved_model import load_model as load_model
+    from kilolayer.models.saved_model import save as save
     from kilolayer.moe.balance import update_balance as update_balance
     from kilolayer.moe.clip import clip_grad_norm_ as clip_grad_norm_
     from kilolayer.moe.config import MoE as MoE
@@ -42,11 +41,12 @@ if TYPE_CHECKING:
     from kilolayer.probe.diagnose import diagnose as diagnose
     from kilolayer.probe.diagnosis import Diagnosis as Diagnosis
     from kilolayer.probe.forecast import forecast as forecast
+    from kilolayer.runs.export import export as export
     from kilolayer.runs.load import load as load
-    from kilolayer.runs.train import train as train
     from kilolayer.runs.trained_run import TrainedRun as TrainedRun
     from kilolayer.speed.recorded_step import record as record
     from kilolayer.speed.runtime import fast as fast
+    from kilolayer.training.train import train as train
 
 __version__ = VERSION
 
@@ -58,31 +58,31 @@ _HOMES = {
     "Head": "kilolayer.models.head",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
-    "adapt": "kilolayer.convert.adapt.adapt",
-    "bake": "kilolayer.convert.adapt.bake",
+    "adapt": "kilolayer.models.adapt.adapt",
+    "bake": "kilolayer.models.adapt.bake",
     "TrainedRun": "kilolayer.runs.trained_run",
     "build_model": "kilolayer.models.build",
     "calibrate": "kilolayer.models.calibrate",
     "clip_grad_norm_": "kilolayer.moe.clip",
     "compare_runs": "kilolayer.compare.session",
     "diagnose": "kilolayer.probe.diagnose",
-    "export": "kilolayer.exporting.export",
+    "export": "kilolayer.runs.export",
     "fast": "kilolayer.speed.runtime",
-    "fold": "kilolayer.convert.fold",
+    "fold": "kilolayer.models.fold",
     "forecast": "kilolayer.probe.forecast",
     "freeze_experts": "kilolayer.moe.layer",
-    "from_huggingface": "kilolayer.convert.huggingface.imported",
+    "from_huggingface": "kilolayer.huggingface.imported",
     "full_state_dict": "kilolayer.moe.full_state",
     "load": "kilolayer.runs.load",
     "load_full_state_dict": "kilolayer.moe.full_state",
-    "load_model": "kilolayer.convert.saved_model",
+    "load_model": "kilolayer.models.saved_model",
     "parameter_groups": "kilolayer.optimizers.parameter_groups",
     "record": "kilolayer.speed.recorded_step",
     "reduce_gradients": "kilolayer.moe.shard",
     "run_comparison": "kilolayer.compare.session",
-    "save": "kilolayer.convert.saved_model",
+    "save": "kilolayer.models.saved_model",
     "shard_experts": "kilolayer.moe.shard",
-    "train": "kilolayer.runs.train",
+    "train": "kilolayer.training.train",
     "update_balance": "kilolayer.moe.balance",
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typed_commands import quietly, translate
 
-from kilolayer.training.run import Run, cache_folder
+from kilolayer.runs.run import Run, cache_folder
 
 TINY = ["--train.steps", "2", "--train.valid_bleu", "false"]
 MANIFEST = """\

@@ -24,7 +24,7 @@ from kilolayer.cli.main import main
 from kilolayer.compare import queue
 from kilolayer.compare.comparison import Comparison
 from kilolayer.config import dump
-from kilolayer.training.run import Run
+from kilolayer.runs.run import Run
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
 from typed_commands import quietly, refused
 
 from kilolayer.data.corpora import ScoredPart
-from kilolayer.training.run import Run
+from kilolayer.runs.run import Run
 
 DIRECTIONS = ["en-de", "de-en", "en-up", "up-en"]
 

@@ -16,8 +16,8 @@ from typed_commands import quietly, refused
 
 from kilolayer.config import build, load
 from kilolayer.data.grammar import pairs
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.metrics import read_metrics
 
 CONFIG = """\
 task = "causal_lm"

@@ -15,8 +15,8 @@ from small_classifiers import classify_table, write_examples
 from typed_commands import quietly, refused
 
 from kilolayer.config import dump, load
-from kilolayer.training import checkpoint
-from kilolayer.training.run import Run, cache_folder
+from kilolayer.runs import checkpoint
+from kilolayer.runs.run import Run, cache_folder
 from kilolayer.training.trainer import Trainer
 
 MASKED = """\

@@ -13,9 +13,9 @@ from typed_commands import quietly, refused
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.training import checkpoint
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from kilolayer import config as configuration
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
 from kilolayer.probe.subject import training_loss
+from kilolayer.runs.run import Run, choose_device
 from kilolayer.training.loop import train
-from kilolayer.training.run import Run, choose_device
 
 QUICK = ["--size", "3", "--batches", "2", "--device", "cpu", "--json"]
 CPU = choose_device("cpu")

@@ -19,12 +19,12 @@ from kilolayer.cli.configuration import read_tables
 from kilolayer.config import build, load
 from kilolayer.data.tokenizer import train_tokenizer
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs import checkpoint
 from kilolayer.runs.begin import new_run
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.tasks import registry, results
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training import checkpoint
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
 
 
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]) -> None:

@@ -10,12 +10,11 @@ from typed_commands import quietly, refused, translate, write_corpus
 
 import kilolayer as kl
 from kilolayer import terminal
-from kilolayer.config import build, merge, overrides
+from kilolayer.config import build, merge, override, overrides
 from kilolayer.data.examples import ExamplesConfig
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import IdleOptionError, InputError, OptionError
-from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
 # What a file says, what is typed, and what comes of both: None stands for a value that is absent.

@@ -30,7 +30,7 @@ from kilolayer.compare.machine import THREADS, Demand, Device
 from kilolayer.compare.queue import run_all
 from kilolayer.config import dump
 from kilolayer.errors import InputError, KilolayerError
-from kilolayer.training.run import holder_of, locked
+from kilolayer.runs.lock import holder_of, locked
 
 FAKE = Path(__file__).parent / "fake_train.py"
 PARENT = """

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from kilolayer.config import build
+from kilolayer.config import build, override
 from kilolayer.data.corpora import Corpora, DataConfig, find_corpora
 from kilolayer.data.grammar import pairs as grammar
 from kilolayer.data.parallel import Pair, ParallelText
 from kilolayer.errors import InputError, OptionError
-from kilolayer.precedence import override
 
 SHARES = {"valid_share": 0.1, "test_share": 0.2}
 PAIRS = [(f"source {number}", f"Ziel {number}") for number in range(1000)]

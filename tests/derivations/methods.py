@@ -11,7 +11,7 @@ from typing import Any
 
 from derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, read, row, section, word
 
-from kilolayer.training.stack_label import DEAD, DYING, as_fraction
+from kilolayer.evaluate.stack_label import DEAD, DYING, as_fraction
 
 
 class MethodsByDepth:

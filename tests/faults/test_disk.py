@@ -13,7 +13,7 @@ import pytest
 from children import NOBODY, run
 from run_forms import FORMS, QUICK
 
-from kilolayer.training import checkpoint
+from kilolayer.runs import checkpoint
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 ROOT = os.geteuid() == 0

@@ -15,8 +15,8 @@ from children import ended, start
 from run_forms import FORMS, QUICK
 from small_runs import record
 
-from kilolayer.training import checkpoint
-from kilolayer.training.run import Run
+from kilolayer.runs import checkpoint
+from kilolayer.runs.run import Run
 
 LIFE = {"steps": 30, "save_every": 4, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
 SLOW = [pytest.param(form, seed, marks=pytest.mark.slow) for form in FORMS for seed in range(10, 14)]

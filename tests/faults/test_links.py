@@ -11,7 +11,7 @@ import pytest
 from children import run
 from run_forms import FORMS
 
-from kilolayer.training import checkpoint
+from kilolayer.runs import checkpoint
 
 UNFINISHED = {"train": {"steps": 12, "save_every": 6}}
 QUICK = ("metrics.jsonl",)

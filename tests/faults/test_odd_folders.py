@@ -21,8 +21,8 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 import kilolayer as kl
 from kilolayer.errors import KilolayerError
-from kilolayer.training.checkpoint import PIECE
-from kilolayer.training.origins import open_origin
+from kilolayer.runs.checkpoint import PIECE
+from kilolayer.runs.origins import open_origin
 from kilolayer.training.trainer import Trainer
 
 SECONDS = 30.0  # on a machine that does other things too

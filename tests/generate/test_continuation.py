@@ -15,7 +15,7 @@ from kilolayer.errors import InputError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.sample import draw
-from kilolayer.generate.text_stream import TextStream
+from kilolayer.tasks.causal_lm.language_model import TextStream
 
 SHAPES: dict[str, dict[str, Any]] = {
     "sinusoidal": {},

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.convert.fold import fold
 from kilolayer.errors import FoldError, InputError, KilolayerError, OptionError
-from kilolayer.exporting.export import export
 from kilolayer.layers.norms.base import Norm, make_norm, norm_class
 from kilolayer.layers.norms.registry import norm_names
 from kilolayer.layers.options import LayerOptions
-from kilolayer.operators import kernels
+from kilolayer.models.fold import fold
 from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.recipes.base import NORM, NormSpec, Plan
+from kilolayer.runs.export import export
 from kilolayer.speed.fast import fast_form, unfused_residuals
+from kilolayer.speed.operators import kernels
 from kilolayer.speed.written import WrittenStack, write_out
 
 OWN = "own_norm:MeanNorm"
@@ -137,7 +137,7 @@ def test_a_norm_without_a_common_form_is_refused_inside_experts() -> None:
 
 
 def test_the_modelling_file_of_an_exported_folder_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module_file = pytest.importorskip("kilolayer.auto_classes.module_file")
+    module_file = pytest.importorskip("kilolayer.huggingface.auto_classes.module_file")
     module_file.write_module(tmp_path, "copied_norms.py", type(kl.recipes.get("pre_ln")), OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
     copied: Any = importlib.import_module("copied_norms")

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.convert.fold import fold
-from kilolayer.convert.huggingface.foreign_class import shared_misfits
+from kilolayer.huggingface.foreign_class import shared_misfits
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.position import Positions
-from kilolayer.operators import kernels
+from kilolayer.models.fold import fold
 from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.speed.fast import fast_form
+from kilolayer.speed.operators import kernels
 from kilolayer.speed.written import WrittenStack, write_out
 
 SIZES: dict[str, Any] = {"dim": 16, "heads": 4, "ffn_dim": 12, "layers": 2, "vocab_size": 11, "qk_norm": True}
@@ -184,7 +184,7 @@ def test_classes_of_others_say_why_not() -> None:
 
 
 def test_the_modelling_file_of_an_exported_folder_computes_it(tmp_path: Path) -> None:
-    auto_classes = pytest.importorskip("kilolayer.auto_classes")
+    auto_classes = pytest.importorskip("kilolayer.huggingface.auto_classes")
     transformers = pytest.importorskip("transformers")
     model = build("decoder", positions="rotary").float().eval()
     auto_classes.KilolayerForCausalLM.from_kilolayer(model).save_pretrained(tmp_path)

@@ -13,9 +13,9 @@ import torch
 import kilolayer as kl
 from kilolayer.config import build, dump, table_of
 from kilolayer.errors import OptionError
+from kilolayer.runs.run import Run
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.run import Run
 
 SMALL: dict[str, Any] = {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "vocab_size": 20}
 

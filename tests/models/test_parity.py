@@ -27,10 +27,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import kilolayer as kl
-from kilolayer.convert.huggingface.bert import Bert
-from kilolayer.convert.huggingface.foreign_class import ForeignClass
-from kilolayer.convert.huggingface.gpt2 import GPT2
-from kilolayer.convert.huggingface.marian import Marian
+from kilolayer.huggingface.bert import Bert
+from kilolayer.huggingface.foreign_class import ForeignClass
+from kilolayer.huggingface.gpt2 import GPT2
+from kilolayer.huggingface.marian import Marian
 from kilolayer.layers.attention import SelfAttention
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask

@@ -17,9 +17,9 @@ import kilolayer as kl
 from kilolayer.optimizers.hidden_matrices import hidden_matrices
 from kilolayer.optimizers.optimizer import Optimizer, make_optimizer
 from kilolayer.optimizers.rules.muon import COEFFICIENTS, Orthogonal, orthogonalized
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 

@@ -21,9 +21,9 @@ from kilolayer.config import dump
 from kilolayer.errors import IdleOptionError, InputError, OptionError
 from kilolayer.optimizers import registry
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text()
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)

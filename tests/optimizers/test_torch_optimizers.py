@@ -12,9 +12,9 @@ from torch import nn
 
 import kilolayer as kl
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 KINDS: dict[str, dict[str, Any]] = {

@@ -18,14 +18,13 @@ from kilolayer.config import build, dump
 from kilolayer.errors import InputError, OptionError
 from kilolayer.probe import forecast as forecasts
 from kilolayer.probe.critical_rate import QUIET, SETTLING, critical_rate
-from kilolayer.probe.forecast import STEPS, RangeTest, forecast, judge
-from kilolayer.probe.range_test import smoothed, sweep_rates
+from kilolayer.probe.forecast import STEPS, RangeTest, forecast, judge, smoothed, sweep_rates
 from kilolayer.probe.trial import Measured, Trial
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run, cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
 
 ROOT = Path(__file__).parents[2]

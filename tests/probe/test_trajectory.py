@@ -15,8 +15,8 @@ from kilolayer.errors import InputError
 from kilolayer.models.model import Model
 from kilolayer.probe import trajectory as module
 from kilolayer.probe.trajectory import Plane, Recorded, Saved, around, principal_plane, trajectory_surface
-from kilolayer.training import checkpoint
-from kilolayer.training.checkpoint import Checkpoint
+from kilolayer.runs import checkpoint
+from kilolayer.runs.checkpoint import Checkpoint
 
 TOKENS = torch.arange(1, 11).view(2, 5)
 

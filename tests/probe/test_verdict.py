@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 
 import kilolayer as kl
+from kilolayer.evaluate.stack_label import LEVELS, DeadStack
 from kilolayer.probe.diagnosis import Measurements, Settings, measure
+from kilolayer.probe.diagnosis_page import render_diagnosis, stacks_table
 from kilolayer.probe.gradients import measure_gradients
 from kilolayer.probe.verdict import judge
-from kilolayer.report.diagnosis_page import render_diagnosis, stacks_table
-from kilolayer.training.stack_label import LEVELS, DeadStack
 
 SLOW = Settings(lr=1e-4, warmup_steps=4000)
 

@@ -13,8 +13,8 @@ from kilolayer.layers.initialise import initialise
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
-from kilolayer.optimizers.layer_rates import layer_rates
 from kilolayer.optimizers.recipe_rates import recipe_rates
+from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.probe.propagation import first_over_last
 from kilolayer.recipes.base import Depths, Kind, Place, Rates
 

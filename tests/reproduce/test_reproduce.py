@@ -13,12 +13,12 @@ from made_up_runs import two_seeds
 
 from kilolayer import reproduce
 from kilolayer.cli.main import main
+from kilolayer.evaluate.stack_label import DEAD, as_fraction
 from kilolayer.reproduce.base import PAPERS, all_of, get
 from kilolayer.reproduce.lab import BRIEF, SMALL, TINY, Lab
 from kilolayer.reproduce.landscape import roughness
 from kilolayer.reproduce.page import save
 from kilolayer.reproduce.pictures import first_by
-from kilolayer.training.stack_label import DEAD, as_fraction
 
 NAMES = [each.name for each in all_of()]
 

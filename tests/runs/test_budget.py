@@ -10,9 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
-from kilolayer.operators import kernels
 from kilolayer.runs.budget import Work, budget
 from kilolayer.speed.fast import fast_form
+from kilolayer.speed.operators import kernels
 
 WORK = Work(batch=3, length=10, beam=2, precision="fp32")
 SHAPES = ["encoder", "decoder", "encoder_decoder"]

@@ -13,7 +13,7 @@ from small_runs import SMALL, stop_after, table, text_table
 import kilolayer as kl
 from kilolayer.config import dump
 from kilolayer.errors import InputError, OptionError
-from kilolayer.training.run import locked
+from kilolayer.runs.lock import locked
 from kilolayer.training.stop import Stopped
 
 STEPS = {"steps": 2}

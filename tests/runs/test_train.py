@@ -16,9 +16,10 @@ from small_runs import SMALL, record, stop_after, table, text_table
 import kilolayer as kl
 from kilolayer.config import build, dump
 from kilolayer.errors import InputError, KilolayerError, OptionError
+from kilolayer.runs.lock import locked
+from kilolayer.runs.run import Run
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.translation.translator import Translator
-from kilolayer.training.run import Run, locked
 
 STEPS = {"steps": 4}
 LONGER = {"steps": 6}

@@ -16,13 +16,13 @@ from small_runs import SMALL, new_run, new_text_run, table, task_of
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.runs import checkpoint
 from kilolayer.runs.trained_run import TrainedRun
 from kilolayer.tasks import registry
 from kilolayer.tasks.causal_lm.language_model import LanguageModel
 from kilolayer.tasks.classify.classifier import Classifier
 from kilolayer.tasks.masked_lm.masked_language_model import MaskedLanguageModel
 from kilolayer.tasks.translation.translator import Translator
-from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
 
 CLASSES = {"translation": Translator, "causal_lm": LanguageModel, "masked_lm": MaskedLanguageModel, "classify": Classifier}

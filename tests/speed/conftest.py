@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kilolayer.operators import kernels
+from kilolayer.speed.operators import kernels
 
 PREDICATES = (
     "fast_layer.can_fuse_residual_norm",

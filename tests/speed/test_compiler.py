@@ -11,9 +11,9 @@ from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 
 import kilolayer as kl
-from kilolayer.operators import kernels
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.operators import kernels
 
 SHAPES = [(8, 16, 24), (4, 24, 24), (2, 40, 16), (120, 17, 17), (3, 33, 48)]
 QUICK = ("deepnorm",)

@@ -16,12 +16,12 @@ from kilolayer.layers.attention import Attention
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.moe.layer import SparseFeedForward
-from kilolayer.operators import random_bits
-from kilolayer.operators.fused_norm import residual_norm
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_layer import DRAWS
 from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.operators import random_bits
+from kilolayer.speed.operators.fused_norm import residual_norm
 
 pytestmark = pytest.mark.usefixtures("every_operator")
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.4}

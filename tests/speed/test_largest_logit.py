@@ -14,8 +14,8 @@ from torch import Tensor
 import kilolayer as kl
 from kilolayer.layers import attention
 from kilolayer.layers.attention import Attention, SelfAttention
-from kilolayer.operators import kernels
 from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.operators import kernels
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},

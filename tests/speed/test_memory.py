@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.operators import kernels
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.memory import Memory
+from kilolayer.speed.operators import kernels
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 

@@ -12,8 +12,8 @@ from small_runs import new_run_of, task_of, write_corpus
 
 from kilolayer.data import frequencies
 from kilolayer.data.frequencies import count_tokens, frequency_loss
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 
 @pytest.fixture(scope="module")

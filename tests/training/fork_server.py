@@ -12,7 +12,7 @@ MODULES = [
     "kilolayer.moe.full_state",
     "kilolayer.report.page",
     "kilolayer.runs.begin",
-    "kilolayer.runs.train",
+    "kilolayer.training.train",
     "kilolayer.training.loop",
     "matplotlib.backends.backend_svg",
     "pytest",

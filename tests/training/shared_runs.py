@@ -18,9 +18,9 @@ from kilolayer.cli.main import main
 from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.training.loop import train
-from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 
 accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.config import build, merge
+from kilolayer.runs.run import Run, cache_folder, in_steps, prepare
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.run import Run, cache_folder, in_steps, prepare
 
 WORDS = ["cat", "dog", "sun", "sea", "we", "go"]
 COUNTS = {"train": 70, "valid": 20, "test": 13}

@@ -17,11 +17,11 @@ from undrawn_charts import undrawn_charts
 
 from kilolayer.config import build, merge
 from kilolayer.data.grammar import pairs
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run, cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, cache_folder, prepare
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stop
 

@@ -15,11 +15,11 @@ from small_classifiers import classify_table, created, new_classifier, write_exa
 from small_runs import last_checkpoint, stopped_and_resumed, task_of
 
 from kilolayer.config import build, merge
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run, cache_folder, in_steps, prepare
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, cache_folder, in_steps, prepare
 from kilolayer.training.trainer import Trainer
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -18,12 +18,12 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.files.tensors import load_tensors
 from kilolayer.models.build import build_model
 from kilolayer.probe.diagnosis import Settings
-from kilolayer.report.diagnosis_page import render_diagnosis
+from kilolayer.probe.diagnosis_page import render_diagnosis
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run, load_weights
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, load_weights
 
 SLOW = pytest.mark.slow
 SPARSE = {"moe": {"experts": 2, "every": 1}}

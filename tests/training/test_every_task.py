@@ -23,9 +23,9 @@ from kilolayer import recipes
 from kilolayer.cli.main import main
 from kilolayer.config import merge
 from kilolayer.report.page import write_report
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks import registry
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 
 CALIBRATED = next(name for name in recipes.names() if recipes.get(name).calibration() is not None)
 THOROUGH = "sub_ln"

@@ -20,10 +20,11 @@ from small_runs import new_run, record, stop_after, task_of, train_in_child, wri
 
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
-from kilolayer.training import checkpoint
+from kilolayer.runs import checkpoint
+from kilolayer.runs.lock import locked
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, locked
 from kilolayer.training.step import Stepper
 
 POINTS = [

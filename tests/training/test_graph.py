@@ -13,13 +13,13 @@ from small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
-from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES

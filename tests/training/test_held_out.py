@@ -10,13 +10,13 @@ import pytest
 from small_runs import SMALL, new_run_of, stop_after, task_of
 
 from kilolayer.errors import InputError
+from kilolayer.runs import checkpoint
 from kilolayer.runs.begin import old_run
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.tasks.causal_lm.task import CausalLMTask
 from kilolayer.tasks.task import Task
-from kilolayer.training import checkpoint
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
 
 TOLD = "from step 4 on, the test set has changed: the data in the files are different"
 

@@ -15,14 +15,14 @@ import kilolayer as kl
 from kilolayer import recipes
 from kilolayer.data.windows import TextBatch
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.speed.fast import compile_layers
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.causal_lm.task import CausalLMTask
 from kilolayer.tasks.train_config import TrainConfig
-from kilolayer.training import checkpoint
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
 

@@ -11,8 +11,8 @@ from random_steps import take_steps
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.optimizers.layer_rates import layer_rates
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.tasks.train_config import TrainConfig
 
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}

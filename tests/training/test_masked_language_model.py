@@ -10,8 +10,8 @@ import pytest
 from small_runs import bytes_of, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 from kilolayer import recipes
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
 

@@ -17,11 +17,12 @@ from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record,
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs import checkpoint
 from kilolayer.runs.budget import Work, budget
-from kilolayer.training import checkpoint
+from kilolayer.runs.lock import locked
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, locked
 from kilolayer.training.trainer import Trainer
 
 # With a larger eps an update is no amplifier of rounding: gradients that are 0 but for it stay so.

@@ -14,11 +14,12 @@ from torch import nn
 
 from kilolayer import recipes
 from kilolayer.errors import InputError
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.tasks.translation.task import TranslationTask, TranslationValidation
-from kilolayer.training import checkpoint, loop, placement
+from kilolayer.training import loop, placement
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stop
 from kilolayer.training.trainer import Best, Trainer

@@ -20,12 +20,11 @@ from small_runs import SMALL, new_run_of, record, stop_after, task_of
 from kilolayer.config import load
 from kilolayer.errors import InputError
 from kilolayer.parallel.processes import Processes
-from kilolayer.runs import resume
+from kilolayer.runs import checkpoint, resume
 from kilolayer.runs.begin import data_of, old_run
-from kilolayer.training import checkpoint
-from kilolayer.training.chosen import choose
+from kilolayer.runs.chosen import choose
+from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
-from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 
 # What is due every two steps is due at the end of the shorter run too: the longer one has the same rows and checkpoints.

@@ -17,11 +17,11 @@ from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.report.page import write_report
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
-from kilolayer.training.metrics import read_metrics
 from kilolayer.training.step import Stepper
 
 EXPERTS = 4

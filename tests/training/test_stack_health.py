@@ -17,17 +17,17 @@ from small_runs import new_run_of, record, stop_after, task_of
 import kilolayer as kl
 from kilolayer.compare.result import Member, is_complete, result_of
 from kilolayer.data.grammar import write_corpus
+from kilolayer.evaluate.stack_label import StackCheck
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.report.page import render, write_report
 from kilolayer.report.record import read_record
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
 from kilolayer.training.stack_health import DyingStackError, StackWatch
-from kilolayer.training.stack_label import StackCheck
 from kilolayer.training.step import Stepper
 
 DYING = {

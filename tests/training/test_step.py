@@ -15,10 +15,10 @@ import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.layers import attention
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
-from kilolayer.training.metrics import read_metrics
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import Stepper

@@ -25,13 +25,14 @@ from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.data import piece_trainer
 from kilolayer.report import page
+from kilolayer.runs import checkpoint
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Piece, Recorder
 from kilolayer.tasks.translation import task as translation
 from kilolayer.tasks.translation.task import TranslationTask
-from kilolayer.training import checkpoint, stop
+from kilolayer.training import stop
 from kilolayer.training.loop import train
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, handle_signals
 from kilolayer.training.trainer import Best, Trainer

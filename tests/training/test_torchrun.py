@@ -14,8 +14,8 @@ import pytest
 from small_runs import last_checkpoint, new_run, record, table
 
 from kilolayer.config import dump, merge
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run
 
 pytestmark = pytest.mark.slow
 

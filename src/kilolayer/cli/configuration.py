@@ -10,9 +10,8 @@ import typing
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kilolayer.config import DataclassInstance, choices_of, help_texts, load, option_places, overrides, section_of
+from kilolayer.config import DataclassInstance, Given, choices_of, help_texts, load, option_places, overrides, section_of
 from kilolayer.errors import shown
-from kilolayer.precedence import Given
 
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 

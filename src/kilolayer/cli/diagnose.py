@@ -18,8 +18,8 @@ from kilolayer.tasks import registry
 from kilolayer.terminal import say
 
 if TYPE_CHECKING:
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.run import Run
 
 MOST_STEPS = 100_000
 
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         check_writable(page)
 
     from kilolayer.probe.diagnose import diagnose
-    from kilolayer.report.diagnosis_page import parts_of, write_diagnosis
+    from kilolayer.probe.diagnosis_page import parts_of, write_diagnosis
 
     with _opened(options.source, typed) as source:
         found = diagnose(source, steps=options.steps or 0, at=options.at, device=options.device)
@@ -96,7 +96,7 @@ def _check(options: argparse.Namespace, typed: list[str]) -> None:
 @contextmanager
 def _opened(path: Path, typed: list[str]) -> Iterator[Run | RunConfig]:
     if kind_of(path) == "folder":
-        from kilolayer.training.run import Run
+        from kilolayer.runs.run import Run
 
         yield Run.open(path)
         return

@@ -38,9 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the scores."""
-    from kilolayer.training.last_saved import all_deleted
-    from kilolayer.training.run import Run
-    from kilolayer.training.scoring import score_text
+    from kilolayer.runs.last_saved import all_deleted
+    from kilolayer.runs.run import Run
+    from kilolayer.runs.scoring import score_text
 
     if typed:
         raise unknown(typed[0], ["--device", "--json", "--test", *options.owners])

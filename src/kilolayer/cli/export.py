@@ -24,7 +24,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Write the folder, and say which class was chosen and why."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--to", "--out", "--json"])
-    from kilolayer.exporting.export import export
+    from kilolayer.runs.export import export
 
     found = export(options.run, to=options.to, out=options.out)
     if not found.finished:

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Take the steps and print the forecast."""
     from kilolayer.probe.critical_rate import SETTLING
     from kilolayer.probe.forecast import STEPS, forecast
-    from kilolayer.report.forecast_parts import parts_of
+    from kilolayer.probe.forecast_parts import parts_of
 
     with prepared(options.config or registry.EMBEDDED, typed) as (config, task):
         say(f"running {STEPS} steps with a rate that rises until training breaks down, and {SETTLING} with a small one")

@@ -13,7 +13,7 @@ from typing import Any
 from kilolayer.evaluate.harness import HarnessModel, registered
 from kilolayer.models.decoder import Decoder
 from kilolayer.runs.load import load
-from kilolayer.training.run import Precision
+from kilolayer.runs.run import Precision
 
 
 @registered("kilolayer")

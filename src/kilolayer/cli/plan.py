@@ -87,7 +87,7 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     found = read_tables(path, typed)
     if set(found.merged) <= {"model"}:
         return found.build(PlanConfig)
-    from kilolayer.training.start import read_started  # imports numpy and SentencePiece, which are not needed for only a model
+    from kilolayer.runs.start import read_started  # imports numpy and SentencePiece, which are not needed for only a model
 
     return read_started(found)[0]
 

@@ -12,16 +12,16 @@ from kilolayer.cli.configuration import read_tables
 from kilolayer.tasks import registry
 
 if TYPE_CHECKING:
+    from kilolayer.runs.origins import Origin
     from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
-    from kilolayer.training.origins import Origin
 
 
 @contextmanager
 def started(path: Path, typed: list[str]) -> Iterator[tuple[RunConfig, Origin | None]]:
     """The configuration of a run, and what it starts from; the embedded data are in a temporary folder meanwhile."""
+    from kilolayer.runs.start import read_started
     from kilolayer.tasks.config import RunConfig
-    from kilolayer.training.start import read_started
 
     with TemporaryDirectory() as folder:
         is_embedded = path == registry.EMBEDDED
@@ -39,8 +39,8 @@ def prepared(path: Path, typed: list[str], device: str = "auto") -> Iterator[tup
     device: where to compute; auto: the configuration's own. A device that this machine does not have is refused before any
     work.
     """
-    from kilolayer.training.run import cache_folder, choose_device, prepare
-    from kilolayer.training.start import vocabulary_of
+    from kilolayer.runs.run import cache_folder, choose_device, prepare
+    from kilolayer.runs.start import vocabulary_of
 
     with started(path, typed) as (config, start):
         choose_device(config.train.device) if device == "auto" else choose_device(device, "device")

@@ -33,7 +33,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         raise unknown(typed[0], ["--help"])
     for each in options.runs:
         if kind_of(each / "config.toml") is None:
-            from kilolayer.training.run import not_a_run
+            from kilolayer.runs.run import not_a_run
 
             raise not_a_run(each)
     runs = list({resolve(each): each for each in options.runs}.values())

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from kilolayer.models.model import Model
     from kilolayer.probe.subject import BatchLoss
     from kilolayer.report.surface_page import SurfaceFiles, SurfaceView
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.config import RunConfig
     from kilolayer.tasks.task import Task
-    from kilolayer.training.run import Run
 
 SIZE, SPAN, BATCHES = 21, 1.0, 8
 LARGEST_SPAN = 1e6
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
 
     from kilolayer.probe.subject import training_loss
     from kilolayer.report.surface_page import as_json, write_surface
-    from kilolayer.training.run import choose_device
+    from kilolayer.runs.run import choose_device
 
     choose_device(options.device, "device")  # raises before any work
     with _opened(options.subject, typed, options.device) as subject:
@@ -142,7 +142,7 @@ def _check(options: argparse.Namespace, typed: list[str]) -> None:
 
 @contextmanager
 def _opened(path: Path, typed: list[str], device: str) -> Iterator[Subject]:
-    from kilolayer.training.run import Run, cache_folder
+    from kilolayer.runs.run import Run, cache_folder
 
     if not path.is_dir():
         with prepared(path, typed, device) as (config, task):
@@ -158,7 +158,7 @@ def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: ar
     from kilolayer.probe.surface import grid, loss_surface, random_direction
     from kilolayer.report.facts import Fact
     from kilolayer.report.surface_page import SurfaceView
-    from kilolayer.training.chosen import choose
+    from kilolayer.runs.chosen import choose
 
     if subject.run is None:
         model, of, steps = starting_model(subject.config, subject.task, device), "before the first step", [0]
@@ -192,8 +192,8 @@ def _trajectory(subject: Subject, loss: BatchLoss, device: torch.device, options
     from kilolayer.probe.trajectory import FEWEST, Saved, principal_plane, trajectory_surface
     from kilolayer.report.facts import Fact
     from kilolayer.report.surface_page import SurfaceView
-    from kilolayer.training.chosen import Chosen
-    from kilolayer.training.last_saved import all_deleted
+    from kilolayer.runs.chosen import Chosen
+    from kilolayer.runs.last_saved import all_deleted
 
     assert subject.run is not None
     if (gone := all_deleted(subject.run.checkpoints)) is not None:

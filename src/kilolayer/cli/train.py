@@ -19,7 +19,7 @@ from kilolayer.terminal import abandon_stdout, activation_hint, command, say
 if TYPE_CHECKING:
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import Report
-    from kilolayer.training.run import Run
+    from kilolayer.runs.run import Run
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def _resumable_options() -> str:
     """The options that may be given with --resume."""
-    from kilolayer.training.changes import may_change
+    from kilolayer.runs.changes import may_change
 
     found = may_change(*(task.load_config().resume for task in registry.all_of()))
     lines = [f"  {why}: {', '.join(places)}" for why, places in found.items()]
@@ -71,7 +71,7 @@ def _resumable_options() -> str:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, score the test set and write the report. Only the first of several processes creates, locks and ends the run."""
-    from kilolayer.runs.train import train_run
+    from kilolayer.training.train import train_run
 
     resume = options.resume is not None
     if resume and (options.config is not None or options.run is not None):

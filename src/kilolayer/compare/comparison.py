@@ -35,21 +35,21 @@ from kilolayer.compare.grid import (
 )
 from kilolayer.compare.measure import measures_of
 from kilolayer.compare.result import Member, Result, record_of, result_of
-from kilolayer.config import Table, merge
+from kilolayer.config import Table, merge, override
 from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown
 from kilolayer.files.paths import kind_of, resolve, storable
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
-from kilolayer.precedence import override
 from kilolayer.recipes.base import is_built_in
 from kilolayer.report.record import read_record
+from kilolayer.runs.lock import locked
+from kilolayer.runs.run import check_new, choose_device
+from kilolayer.runs.start import started_config
+from kilolayer.runs.trackers import find_trackers
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Registration
-from kilolayer.training.run import check_new, choose_device, locked
-from kilolayer.training.start import started_config
-from kilolayer.training.trackers import find_trackers
 
 MOST_RUNS = 10_000
 """The maximum number of runs in a comparison, as a guard against typing errors."""

@@ -15,9 +15,8 @@ from itertools import product
 from typing import Any
 
 from kilolayer import hints
-from kilolayer.config import Table, merge, toml_value
+from kilolayer.config import Table, merge, override, toml_value
 from kilolayer.errors import OptionError, shown
-from kilolayer.precedence import override
 from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN, TASK = "model.recipe", "layers", "train.seed", "run", "task"

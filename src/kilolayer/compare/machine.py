@@ -13,8 +13,8 @@ from pathlib import Path
 
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.runs.budget import Budget, Work, budget
+from kilolayer.runs.run import choose_device, choose_precision
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.run import choose_device, choose_precision
 
 PROCESS = {"cpu": 600 << 20, "cuda": 3 << 29}
 """Bytes of a process without its model: torch and the data; on a GPU its context, libraries and CUDA graphs."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from kilolayer.evaluate.stack_label import checks_of, dead_stacks
 from kilolayer.report.record import Record, number
 from kilolayer.training.guard import TOLERATED
-from kilolayer.training.stack_label import checks_of, dead_stacks
 
 Kind = Literal["finished", "diverged", "dead", "source_not_read", "no_progress", "unfinished", "failed", "waiting"]
 """source_not_read: a translator that finished without reading its source, in the verdicts of reproductions. Comparisons, whose

@@ -27,8 +27,8 @@ from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_text
 from kilolayer.files.writing import make_folder
+from kilolayer.runs.lock import holder_of, locked
 from kilolayer.terminal import LiveLine, counted, say
-from kilolayer.training.run import holder_of, locked
 from kilolayer.training.stop import Stop, Stopped, handle_signals
 
 POLL_SECONDS = 0.2

@@ -9,8 +9,8 @@ from kilolayer.compare.table import Cell, ComparisonTable
 from kilolayer.errors import KilolayerError
 from kilolayer.evaluate.significance import SAMPLES, paired_bootstrap
 from kilolayer.evaluate.significance import Comparison as Significance
+from kilolayer.runs.run import Run, cache_folder
 from kilolayer.tasks.task import Answers
-from kilolayer.training.run import Run, cache_folder
 
 
 @dataclass(frozen=True)

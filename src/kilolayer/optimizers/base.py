@@ -43,7 +43,7 @@ class Part:
 
 
 class AdamKernel(NamedTuple):
-    """The constants of operators/update_kernel.py. decoupled: decay the weights directly, not through the gradient."""
+    """The constants of speed/operators/update_kernel.py. decoupled: decay the weights directly, not through the gradient."""
 
     beta1: float
     beta2: float

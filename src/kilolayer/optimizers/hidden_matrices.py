@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from kilolayer.convert.adapt.stacks import stacks_of
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
+from kilolayer.models.adapt.stacks import stacks_of
 from kilolayer.moe.experts import ExpertProjection
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from torch import nn
 
-from kilolayer.convert.adapt.rates import adapted_rates
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
+from kilolayer.models.adapt.rates import adapted_rates
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.router import Router

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from kilolayer import config as configuration
 from kilolayer.errors import InputError, shown
+from kilolayer.evaluate.source_use import source_gain
+from kilolayer.evaluate.stack_label import checks_of, dead_stacks
 from kilolayer.files.paths import kind_of
 from kilolayer.models.fit import expected_weights
 from kilolayer.models.model import Model
@@ -23,17 +25,15 @@ from kilolayer.probe.propagation import Loss
 from kilolayer.probe.subject import starting_model, training_loss
 from kilolayer.probe.trial import Trial
 from kilolayer.probe.verdict import judge
+from kilolayer.runs import checkpoint
+from kilolayer.runs.chosen import Chosen
+from kilolayer.runs.last_saved import all_deleted
+from kilolayer.runs.metrics import read_metrics
+from kilolayer.runs.run import Run, cache_folder, choose_device, prepare
+from kilolayer.runs.start import start_of, started_config, vocabulary_of
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.torch_state import own_torch_state
-from kilolayer.training import checkpoint
-from kilolayer.training.chosen import Chosen
-from kilolayer.training.last_saved import all_deleted
-from kilolayer.training.metrics import read_metrics
-from kilolayer.training.run import Run, cache_folder, choose_device, prepare
-from kilolayer.training.source_use import source_gain
-from kilolayer.training.stack_label import checks_of, dead_stacks
-from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 
 class HasFolder(Protocol):

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from kilolayer.display import Displayed
+from kilolayer.evaluate.stack_label import DeadStack, first_layers
 from kilolayer.layers.embedding import VocabularyProjection
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change
@@ -22,7 +23,6 @@ from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
-from kilolayer.training.stack_label import DeadStack, first_layers
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
@@ -100,7 +100,7 @@ class Diagnosis(Displayed):
     It prints what `kilolayer diagnose` prints; a notebook also shows its first plots.
     """
 
-    _laid_out_by = "kilolayer.report.diagnosis_page"
+    _laid_out_by = "kilolayer.probe.diagnosis_page"
 
     measured: Measurements
     findings: tuple[Finding, ...] = field(default=())

@@ -12,17 +12,16 @@ from pathlib import Path
 from kilolayer import config as configuration
 from kilolayer.display import Displayed
 from kilolayer.errors import OptionError
+from kilolayer.evaluate.stack_label import as_fraction
 from kilolayer.files.paths import as_path
 from kilolayer.probe.critical_rate import critical_rate
-from kilolayer.probe.range_test import HIGHEST, SMALLEST, smoothed, sweep_rates
 from kilolayer.probe.trial import Measured, Trial
+from kilolayer.runs.run import cache_folder, choose_device, prepare
+from kilolayer.runs.start import start_of, started_config, vocabulary_of
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.torch_state import own_torch_state
-from kilolayer.training.run import cache_folder, choose_device, prepare
-from kilolayer.training.stack_label import as_fraction
-from kilolayer.training.start import start_of, started_config, vocabulary_of
 
 STEPS = 60
 LOST, RISEN, CRITICAL, WARMUP, CONSTANT = 1.42, 2.05, 0.278, -0.296, -4.19
@@ -31,6 +30,9 @@ RATES = tuple(float(f"{digit}e{exponent}") for exponent in range(-6, 0) for digi
 WARMUPS = 0, *(digit * 10**exponent for exponent in range(1, 6) for digit in (1, 2, 4, 7))
 RIGHT, OF, BRIER = 236, 261, 0.078
 """Runs that were forecast right by weights fitted without their series, and the Brier score of the probabilities."""
+LOWEST, HIGHEST = 1e-5, 1.0
+SMALLEST = 1e-12
+"""Smaller shares of the gradient count as this value."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Forecast(Displayed):
     frequencies. why: the reason in words. measured: the steps and their results. sure: how good such forecasts were.
     """
 
-    _laid_out_by = "kilolayer.report.forecast_parts"
+    _laid_out_by = "kilolayer.probe.forecast_parts"
 
     largest_lr: float | None
     shortest_warmup: int | None
@@ -178,3 +180,22 @@ def _reason(test: RangeTest, lr: float) -> str:
         else f"the smallest rate along an update that raises the loss is {test.critical:.2g}"
     )
     return f"{reached}{rose}; {raises}"
+
+
+def sweep_rates(trial: Trial, steps: int, lowest: float = LOWEST, highest: float = HIGHEST) -> list[Measured]:
+    """Take steps with a rate that rises geometrically from `lowest` to `highest`; stop after the first that is not finite."""
+    found: list[Measured] = []
+    for index in range(steps):
+        found.append(trial.step(lowest * (highest / lowest) ** (index / max(1, steps - 1)), layers=True))
+        if not found[-1].finite:
+            break
+    return found
+
+
+def smoothed(values: Sequence[float], weight: float = 0.7) -> list[float]:
+    """The exponential moving average with this weight on the past, bias-corrected; infinite from the first non-finite value."""
+    mean, means = 0.0, []
+    for count, value in enumerate(values, 1):
+        mean = weight * mean + (1 - weight) * value
+        means.append(mean / (1 - weight**count) if math.isfinite(mean) else math.inf)
+    return means

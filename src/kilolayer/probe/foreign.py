@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer import hints, recipes
-from kilolayer.convert.adapt.adapt import adapt
-from kilolayer.convert.adapt.additions import Additions
-from kilolayer.convert.adapt.layouts import layout_of
 from kilolayer.errors import InputError, shown
 from kilolayer.layers.modules import in_mode
+from kilolayer.models.adapt.adapt import adapt
+from kilolayer.models.adapt.additions import Additions
+from kilolayer.models.adapt.layouts import layout_of
 from kilolayer.probe.diagnosis import Diagnosis, Measurements, Settings, in_full_precision
 from kilolayer.probe.gradients import gradients_by_layer
 from kilolayer.probe.places import ByKind, ByLayer, root_mean_square, table_by_place

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from kilolayer.models.model import Model
+from kilolayer.runs.run import Run
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Batch, Task
-from kilolayer.training.run import Run
 from kilolayer.training.trainer import Trainer
 
 

@@ -18,7 +18,7 @@ from kilolayer.files.tensors import Expected
 from kilolayer.models.model import Model
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.surface import Surface, loss_surface
-from kilolayer.training import checkpoint
+from kilolayer.runs import checkpoint
 
 FEWEST = 3
 """Minimum number of points for a plane."""

@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kilolayer.evaluate.stack_label import first_layers
 from kilolayer.models.model import Model
+from kilolayer.runs.run import Run, choose_precision, in_steps
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Task
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.run import Run, choose_precision, in_steps
-from kilolayer.training.stack_label import first_layers
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from kilolayer import hints, recipes
+from kilolayer.evaluate.source_use import SOURCE_READ, in_words
+from kilolayer.evaluate.stack_label import DEAD, MOVED, as_fraction, first_layers, level_of
 from kilolayer.probe.diagnosis import Diagnosis, Finding, Measurements, first_share
-from kilolayer.training.source_use import SOURCE_READ, in_words
-from kilolayer.training.stack_label import DEAD, MOVED, as_fraction, first_layers, level_of
 
 VANISHED, EXPLODED = 1 / 30, 100.0
 """Of a stack's largest gradient of a layer, before training: DeepNorm has 0.7 and more at every depth, Post-LN 0.3 at 18 layers

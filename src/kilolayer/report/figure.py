@@ -140,7 +140,7 @@ def to_svg(figure: Figure, name: str, description: str, *, light: bool = False) 
     Background, text and grid have the colours of the page. light: the background stays light on a dark page, for lines that are
     too dark for it.
 
-    Its text enters the page as markup: matplotlib escapes the texts inside it, and `description` is escaped here.
+    Its text enters the page as markup: matplotlib escapes the texts inside it; `description` is escaped here.
     """
     buffer = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}), warnings.catch_warnings():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kilolayer.evaluate.stack_label import DeadStack, checks_of, dead_stacks
 from kilolayer.files.writing import write
 from kilolayer.report.depth import depth_section
 from kilolayer.report.experts_section import ExpertsSection, expert_faults, experts_section
@@ -22,7 +23,6 @@ from kilolayer.report.table import Table
 from kilolayer.report.task_report import Section, task_report
 from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
-from kilolayer.training.stack_label import DeadStack, checks_of, dead_stacks
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
 

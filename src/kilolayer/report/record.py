@@ -13,9 +13,9 @@ from kilolayer.config import parse_toml
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of, resolve
 from kilolayer.files.reading import parse_json, read_bytes
+from kilolayer.report.metric_rows import read_rows
 from kilolayer.tasks import registry
 from kilolayer.tasks.registry import Registration
-from kilolayer.training.metric_rows import read_rows
 
 LARGEST, SMALLEST = 1e30, 1e-100
 """Plots show no numbers outside this range."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kilolayer.evaluate.stack_label import LEVELS, StackCheck, as_fraction, checks_of, dead_stacks
 from kilolayer.report.figure import Series
 from kilolayer.report.panel import Ends, Panel, chart_panel
 from kilolayer.report.panels import coloured
 from kilolayer.report.record import Record, number
-from kilolayer.training.stack_label import LEVELS, StackCheck, as_fraction, checks_of, dead_stacks
 
 TITLE = "Gradient that reaches the first layers"
 MEANING = "The running gradient of a stack's first tenth of layers, as a share of the largest layer's."

@@ -92,8 +92,8 @@ class Reproduction(ABC):
 
 
 def _labels() -> str:
-    from kilolayer.training.source_use import SOURCE_READ
-    from kilolayer.training.stack_label import DEAD, LEVELS, SHARE, as_fraction
+    from kilolayer.evaluate.source_use import SOURCE_READ
+    from kilolayer.evaluate.stack_label import DEAD, LEVELS, SHARE, as_fraction
 
     seen = next((level for level in LEVELS if level.share == DEAD and level.seen), None)
     earlier = "" if seen is None else f" (of {seen.seen} runs that were below it on the way, {seen.recovered} recovered)"

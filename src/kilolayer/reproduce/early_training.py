@@ -11,8 +11,8 @@ from kilolayer.models.model import Model
 from kilolayer.probe.places import top_states
 from kilolayer.probe.subject import BatchLoss, training_loss
 from kilolayer.probe.trial import Measured, Trial
+from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
-from kilolayer.training.run import cache_folder, prepare
 from kilolayer.training.schedule import learning_rate
 
 

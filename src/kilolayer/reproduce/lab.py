@@ -20,11 +20,11 @@ from kilolayer.compare.queue import run_all
 from kilolayer.compare.result import Result
 from kilolayer.config import Table, dump, merge
 from kilolayer.errors import InputError
+from kilolayer.evaluate.source_use import SOURCE_READ, source_gain
+from kilolayer.evaluate.stack_label import checks_of
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
 from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
-from kilolayer.training.source_use import SOURCE_READ, source_gain
-from kilolayer.training.stack_label import checks_of
 from kilolayer.training.stop import Stopped
 
 Run = dict[str, Any]

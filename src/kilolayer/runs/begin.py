@@ -8,23 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from kilolayer import hints
-from kilolayer.config import Table
+from kilolayer.config import Given, Table
 from kilolayer.data.tokenizer import DEFAULT_SIZE, TokenizerConfig
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import resolve
 from kilolayer.models.build import build_model
 from kilolayer.parallel.processes import Processes
-from kilolayer.precedence import Given
+from kilolayer.runs.changes import changes_between, check_changes
+from kilolayer.runs.last_saved import all_deleted
+from kilolayer.runs.lock import locked
+from kilolayer.runs.origins import Origin
+from kilolayer.runs.progress import Progress
 from kilolayer.runs.resume import GIVEN, resumed
-from kilolayer.tasks.config import RunConfig
-from kilolayer.tasks.task import Task, digest_of
-from kilolayer.terminal import say
-from kilolayer.training.changes import changes_between, check_changes
-from kilolayer.training.cpu_model import NOTE, cpu_model
-from kilolayer.training.last_saved import all_deleted
-from kilolayer.training.origins import Origin
-from kilolayer.training.progress import Progress
-from kilolayer.training.run import (
+from kilolayer.runs.run import (
     Run,
     cache_folder,
     check_fit,
@@ -33,12 +29,14 @@ from kilolayer.training.run import (
     delete_run,
     in_steps,
     is_run,
-    locked,
     prepare,
     resolved,
 )
-from kilolayer.training.start import other_vocabulary, read_started, vocabulary_of
-from kilolayer.training.trackers import find_trackers
+from kilolayer.runs.start import NOTE, cpu_model, other_vocabulary, read_started, vocabulary_of
+from kilolayer.runs.trackers import find_trackers
+from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.task import Task, digest_of
+from kilolayer.terminal import say
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from kilolayer.moe.router import Router
 from kilolayer.optimizers import registry as optimizers
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.recipes.base import NormSpec
+from kilolayer.runs.chosen_runtime import choose_runtime
 from kilolayer.runtime.runtime import Runtime
-from kilolayer.training.chosen_runtime import choose_runtime
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -9,10 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kilolayer.config import Table, load, table_of
+from kilolayer.config import Given, Table, load, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
-from kilolayer.precedence import Given
 from kilolayer.recipes.base import Recipe
 from kilolayer.tasks import registry
 

@@ -7,8 +7,8 @@ from os import PathLike
 import torch
 
 from kilolayer.errors import InputError
+from kilolayer.runs.run import Precision, Run
 from kilolayer.runs.trained_run import TrainedRun
-from kilolayer.training.run import Precision, Run
 
 
 def load(folder: str | PathLike[str], *, device: str | torch.device = "auto", precision: Precision = "fp32") -> TrainedRun:

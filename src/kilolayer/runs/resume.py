@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer import hints
-from kilolayer.config import Table, build, dump, merge
+from kilolayer.config import Table, build, dump, merge, override
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import move, write
-from kilolayer.precedence import override
+from kilolayer.runs import checkpoint
+from kilolayer.runs.changes import Change, changes_between, check_changes, saved_config
+from kilolayer.runs.last_saved import all_deleted, last_saved
+from kilolayer.runs.run import Run, resolved
 from kilolayer.tasks.config import RunConfig
 from kilolayer.terminal import say
-from kilolayer.training import checkpoint
-from kilolayer.training.changes import Change, changes_between, check_changes, saved_config
-from kilolayer.training.last_saved import all_deleted, last_saved
-from kilolayer.training.run import Run, resolved
 
 GIVEN = "in the options that are given"
 

@@ -15,14 +15,14 @@ from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unk
 from kilolayer.models.model import Model
 from kilolayer.models.place import check_place
 from kilolayer.report.page import write_report
+from kilolayer.runs.chosen import Chosen, choose
+from kilolayer.runs.metrics import KINDS, read_metrics
+from kilolayer.runs.run import Precision, Run, choose_device
+from kilolayer.runs.scoring import score_text
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.task import Vocabulary
-from kilolayer.training.chosen import Chosen, choose
-from kilolayer.training.metrics import KINDS, read_metrics
-from kilolayer.training.run import Precision, Run, choose_device
-from kilolayer.training.scoring import score_text
 
 Item = TypeVar("Item")
 

@@ -13,11 +13,11 @@ from kilolayer.layers.block import Block
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences
-from kilolayer.operators import kernels
 from kilolayer.runtime.activations import AsWithData, bytes_of, kept_bytes
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.operators import kernels
 from kilolayer.speed.state import State
 
 

@@ -15,11 +15,11 @@ from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-import kilolayer.operators.grouped
-import kilolayer.operators.short_attention  # noqa: F401, registers its operators
+import kilolayer.speed.operators.grouped
+import kilolayer.speed.operators.short_attention  # noqa: F401, registers its operators
 from kilolayer.layers.block import Block
-from kilolayer.operators import kernels
 from kilolayer.speed.fast_layer import run_layer
+from kilolayer.speed.operators import kernels
 
 Recompute = Literal["none", "selective", "layer"]
 RunLayer = Callable[..., Any]

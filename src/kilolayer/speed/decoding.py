@@ -25,13 +25,13 @@ from kilolayer.layers.mask import Mask
 from kilolayer.layers.view import Placed, make_rotation, make_view
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.operators.step_attention import can_run_step_attention
 from kilolayer.runtime.reader import PAD
 from kilolayer.runtime.recorder import Piece
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder, memory_key
+from kilolayer.speed.operators.step_attention import can_run_step_attention
 from kilolayer.speed.static_keys import StaticKeys
 
 SIZES = 4

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
 from kilolayer.layers.stack import Stack
-from kilolayer.operators.few_rows import linear
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast_layer import why_unfused
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.inspection import LAYERS
+from kilolayer.speed.operators.few_rows import linear
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 

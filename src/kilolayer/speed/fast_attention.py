@@ -10,10 +10,10 @@ from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.projection import Projection
-from kilolayer.operators.largest_logit import measure_largest_logit
-from kilolayer.operators.short_attention import short_cross_attention, short_self_attention
-from kilolayer.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.operators.largest_logit import measure_largest_logit
+from kilolayer.speed.operators.short_attention import short_cross_attention, short_self_attention
+from kilolayer.speed.operators.step_attention import step_cross_attention, step_self_attention
 from kilolayer.speed.product import normalise, project
 from kilolayer.speed.static_keys import StaticKeys
 

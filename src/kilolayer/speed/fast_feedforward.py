@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.groups import Groups
-from kilolayer.operators.grouped import grouped_product, multiply_groups, spread
-from kilolayer.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
-from kilolayer.operators.relu_network import relu_network
-from kilolayer.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
+from kilolayer.speed.operators.grouped import grouped_product, multiply_groups, spread
+from kilolayer.speed.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
+from kilolayer.speed.operators.relu_network import relu_network
+from kilolayer.speed.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
 from kilolayer.speed.product import KERNEL_NORMS, chance_of, has_inner_norm_kernel, normalise, project
 
 

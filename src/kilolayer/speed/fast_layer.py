@@ -21,10 +21,10 @@ from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
 from kilolayer.layers.sublayer import DropPath, Sublayer, add_scaled
 from kilolayer.moe.layer import SparseFeedForward
-from kilolayer.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.fast_attention import cross_attention, self_attention
 from kilolayer.speed.fast_feedforward import feedforward, run_experts
 from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.product import chance_of, is_kernel_norm, normalise, project
 from kilolayer.speed.state import State
 

@@ -16,12 +16,12 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
 from kilolayer.layers.view import Sequences, View
-from kilolayer.operators import kernels
-from kilolayer.operators.short_attention import can_run_short_attention
 from kilolayer.speed.compiler import LayerKind, Recompute, RunLayer, compile_layer, compiler_settings, kind_of, recomputed
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_view import FastView, fast_view
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
+from kilolayer.speed.operators import kernels
+from kilolayer.speed.operators.short_attention import can_run_short_attention
 from kilolayer.speed.state import State
 
 logger = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from kilolayer.layers.norms.layer import LayerNorm
 from kilolayer.layers.norms.rms import RMSNorm
 from kilolayer.layers.projection import Projection
-from kilolayer.operators.few_rows import linear
-from kilolayer.operators.fused_norm import can_fuse_inner_norm, inner_norm
+from kilolayer.speed.operators.few_rows import linear
+from kilolayer.speed.operators.fused_norm import can_fuse_inner_norm, inner_norm
 
 
 def project(projection: Projection, x: Tensor, *, biased: bool = True) -> Tensor:

@@ -16,9 +16,6 @@ from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
-from kilolayer.operators import kernels
-from kilolayer.operators.score_statistics import can_fuse_score_statistics, score_statistics
-from kilolayer.operators.top import top
 from kilolayer.runtime.reader import BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
@@ -26,6 +23,9 @@ from kilolayer.speed.activations import kept_by_fast_layer
 from kilolayer.speed.compiler import BUDGETS
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.inspection import has_hooks
+from kilolayer.speed.operators import kernels
+from kilolayer.speed.operators.score_statistics import can_fuse_score_statistics, score_statistics
+from kilolayer.speed.operators.top import top
 from kilolayer.speed.static_beam import StaticBeam
 from kilolayer.speed.static_reader import StaticReader
 from kilolayer.speed.steps import training_form
@@ -72,7 +72,7 @@ class FastRuntime(Runtime):
     def update_kernel(self, groups: list[Any]) -> Any:
         if groups[0].weights[0].device.type != "cuda" or kernels.why_no_kernels() is not None:
             return None
-        from kilolayer.operators.update_kernel import UpdateKernel  # needs Triton
+        from kilolayer.speed.operators.update_kernel import UpdateKernel  # needs Triton
 
         return UpdateKernel(groups, [group.rule.kernel for group in groups])
 

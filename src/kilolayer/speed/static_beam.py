@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kilolayer.generate.beam import open_first
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.operators.best_tokens import best_tokens
 from kilolayer.runtime.reader import BOS, EOS, PAD, allowed_length
 from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
+from kilolayer.speed.operators.best_tokens import best_tokens
 
 
 class StaticBeam:

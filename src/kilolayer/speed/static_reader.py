@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.operators.top import top
 from kilolayer.runtime.reader import BOS, allowed_length, log_probabilities, right_aligned
 from kilolayer.speed.decoding import Size, StaticDecoder, decoders_of
+from kilolayer.speed.operators.top import top
 
 
 class ScoringDecoder(StaticDecoder):

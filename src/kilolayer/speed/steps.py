@@ -9,12 +9,12 @@ import torch
 
 from kilolayer.models.model import Model
 from kilolayer.moe.shard import expert_group
-from kilolayer.operators.kernels import why_no_kernels
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
+from kilolayer.speed.operators.kernels import why_no_kernels
 
 AnyModel = TypeVar("AnyModel", bound=Model)
 

@@ -66,7 +66,7 @@ class Registration:
     unit: what the loss is averaged over and the training speed counts.
     run: `module:Class` of what `kl.load` returns, a subclass of `kl.TrainedRun`.
     report: `module:Class` of what it adds to the report of a run, a subclass of `kilolayer.report.task_report.TaskReport`.
-    export: `module:Class` of what it adds to an exported folder, a subclass of `kilolayer.exporting.task_export.TaskExport`.
+    export: `module:Class` of what it adds to an exported folder, a subclass of `kilolayer.huggingface.task_export.TaskExport`.
     """
 
     name: str = ""
@@ -82,7 +82,7 @@ class Registration:
     unit: str = "token"
     run: str = "kilolayer.runs.trained_run:TrainedRun"
     report: str = "kilolayer.report.task_report:TaskReport"
-    export: str = "kilolayer.exporting.task_export:TaskExport"
+    export: str = "kilolayer.huggingface.task_export:TaskExport"
 
     def load_config(self) -> Any:
         """Import the class of the task's configuration, a subclass of `RunConfig`."""

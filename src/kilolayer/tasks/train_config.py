@@ -109,8 +109,8 @@ class TrainConfig:
     log_every: int = bounded(50, least=1, most=10**12)
     """Steps between log lines."""
     layers_every: int | Literal["auto"] = bounded("auto", least=0, most=10**12)
-    """Steps between measurements of each layer: its gradient, update and residual norms, and, where layers are not compiled, its largest attention logits;
-    0: never; auto: a hundredth of all steps, at least 10."""
+    """Steps between measurements of each layer: its gradient, update and residual norms, and, where layers are not compiled,
+    its largest attention logits; 0: never; auto: a hundredth of all steps, at least 10."""
     valid_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between validations; there is always one at the end. auto: 1,000, or one epoch if epochs is set."""
     valid_sentences: int = bounded(2000, least=1, most=10**9)

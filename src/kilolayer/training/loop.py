@@ -9,27 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from kilolayer import hints
+from kilolayer.evaluate.stack_label import checks_of, dead_stacks
 from kilolayer.models.fit import expected_weights
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs import checkpoint
+from kilolayer.runs.changes import announce_held_out, check_validation, saved_config, state_with
+from kilolayer.runs.checkpoint import Checkpoint
+from kilolayer.runs.last_saved import deleted
+from kilolayer.runs.metrics import Metrics, Unwritten, read_metrics
+from kilolayer.runs.progress import Progress, Silence
+from kilolayer.runs.retention import Inspector
+from kilolayer.runs.run import Run
+from kilolayer.runs.saver import Saver
+from kilolayer.runs.trackers import Tracker, guarded
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
 from kilolayer.terminal import counted
-from kilolayer.training import checkpoint
-from kilolayer.training.changes import announce, announce_held_out, check_validation, saved_config, state_with
-from kilolayer.training.checkpoint import Checkpoint
-from kilolayer.training.last_saved import deleted
-from kilolayer.training.metrics import Metrics, Unwritten, read_metrics
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.progress import Progress, Silence
-from kilolayer.training.retention import Inspector
-from kilolayer.training.run import Run
-from kilolayer.training.saver import Saver
-from kilolayer.training.schedule import learning_rate, warmup_warning
+from kilolayer.training.schedule import announce, learning_rate, warmup_warning
 from kilolayer.training.stack_health import DyingStackError
-from kilolayer.training.stack_label import checks_of, dead_stacks
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, handle_signals
-from kilolayer.training.trackers import Tracker, guarded
 from kilolayer.training.trainer import Trainer, Window
 
 

@@ -16,7 +16,7 @@ from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
 from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import shard_experts
 from kilolayer.parallel.processes import Processes
-from kilolayer.training.run import load_weights
+from kilolayer.runs.run import load_weights
 
 
 class Placement:

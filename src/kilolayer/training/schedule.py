@@ -1,9 +1,11 @@
-"""The learning rate schedule."""
+"""The learning rate schedule, and how it changes with the options of a resumed run."""
 
 from __future__ import annotations
 
 import math
 
+from kilolayer.runs.changes import SCHEDULE, changes_between
+from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 
 
@@ -40,3 +42,21 @@ def warmup_warning(config: TrainConfig) -> str | None:
         f"warning: the warm-up of {warmup:,} steps is longer than the run of {steps:,}: the learning rate ends at "
         f"{learning_rate(config, steps):.3g} and never reaches train.lr, {config.lr:g}; lower train.warmup_steps"
     )
+
+
+def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:
+    """A message on what the run does differently after `step`, and how its learning rate changes; None if nothing changed."""
+    changes = changes_between(before, now)
+    if not changes:
+        return None
+    said = f"from step {step + 1:,} on, {'; '.join(map(str, changes))}"
+    if any(change.place in SCHEDULE for change in changes) and step < now.train.steps:
+        said += f"; {_rates(before.train, now.train, step + 1)}"
+    return said
+
+
+def _rates(before: TrainConfig, now: TrainConfig, step: int) -> str:
+    old, new = (learning_rate(each, step) for each in (before, now))
+    if old == new:
+        return f"the learning rate stays what it would have been, {new:.3g} at step {step:,}"
+    return f"the learning rate of step {step:,} is {new:.3g} ({now.schedule} over {now.steps:,} steps), instead of {old:.3g}"

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from kilolayer.errors import KilolayerError
+from kilolayer.evaluate.stack_label import DYING, SHARE, Fading, StackCheck, as_fraction, first_layers
 from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.norms import columns_of
-from kilolayer.training.stack_label import DYING, SHARE, Fading, StackCheck, as_fraction, first_layers
 
 LEAST_UPDATES, LEAST_DISTANCE = 10, 10
 """Updates before the running gradients are meaningful, and the minimum number of steps between two checks."""

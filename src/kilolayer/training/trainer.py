@@ -17,15 +17,15 @@ from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs import checkpoint
+from kilolayer.runs.checkpoint import Checkpoint
+from kilolayer.runs.origins import open_origin
+from kilolayer.runs.run import Run, check_vocabulary, choose_device
+from kilolayer.runs.saved_state import fitted, form_of, regular_before
 from kilolayer.tasks.task import Batch, Task, digest_of
-from kilolayer.training import checkpoint
-from kilolayer.training.checkpoint import Checkpoint
 from kilolayer.training.guard import Guard
-from kilolayer.training.origins import open_origin
 from kilolayer.training.placement import Placement
 from kilolayer.training.routing_meter import RoutingMeter
-from kilolayer.training.run import Run, check_vocabulary, choose_device
-from kilolayer.training.saved_state import fitted, form_of, regular_before
 from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import StepResult
 

@@ -12,7 +12,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.causal_lm import shots
 
 if TYPE_CHECKING:
-    from kilolayer.training.run import Run
+    from kilolayer.runs.run import Run
 
 
 def add_flags(parser: Flags) -> None:
@@ -57,9 +57,9 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
 def _scores_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """The scores of another text."""
+    from kilolayer.runs.scoring import score_text
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
     from kilolayer.tasks.other_text import OtherText
-    from kilolayer.training.scoring import score_text
 
     config = run.config
     assert isinstance(config, CausalLMConfig)
@@ -72,8 +72,8 @@ def _scores_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:
     """The scores with a stride other than the run's own."""
     from kilolayer.models.decoder import Decoder
+    from kilolayer.runs.run import cache_folder, choose_device
     from kilolayer.tasks.causal_lm.task import CausalLMTask
-    from kilolayer.training.run import cache_folder, choose_device
 
     task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from kilolayer.data.vocabulary import load_vocabulary
-from kilolayer.exporting.task_export import LEAST_POSITIONS, TaskExport, trusted
-from kilolayer.exporting.text_tokenizer import text_files
+from kilolayer.huggingface.task_export import LEAST_POSITIONS, TaskExport, trusted
+from kilolayer.huggingface.text_tokenizer import text_files
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 
@@ -20,7 +20,7 @@ class LanguageModelExport(TaskExport[CausalLMConfig]):
         return max(self.config.text.length, LEAST_POSITIONS)
 
     def tokenizer_files(self, left_out: int = 0) -> dict[str, bytes]:
-        vocabulary = load_vocabulary(self.run.folder, self.config.tokenizer)
+        vocabulary = load_vocabulary(self.folder, self.config.tokenizer)
         return text_files(vocabulary, self.config.text.length, left_out)
 
     def generation(self, positions: int) -> dict[str, Any]:

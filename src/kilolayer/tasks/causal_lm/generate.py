@@ -44,8 +44,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Continue the prompts; a single continuation is shown while it is generated."""
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.causal_lm.language_model import PROMPTS_AT_ONCE, LanguageModel
-    from kilolayer.training.run import Run
 
     if options.greedy and options.samples is not None:
         raise OptionError("--samples has no effect with --greedy", where="on the command line", fix="remove one of them")

@@ -12,12 +12,12 @@ from kilolayer.errors import OptionError, shown, unknown
 from kilolayer.generate.config import OPTIONS_OF, SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.hypothesis import Hypothesis
-from kilolayer.generate.text_stream import TextStream
 from kilolayer.models.decoder import Decoder
 from kilolayer.runs.trained_run import TrainedRun, as_texts, batched
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PROMPTS_AT_ONCE = 64
+HELD = 16  # tokens; a character has at most four bytes, each of them perhaps a token
 
 
 @dataclass(frozen=True)
@@ -131,3 +131,22 @@ class LanguageModel(TrainedRun):
     def _continued(self, prompt: str, row: list[int], hypotheses: list[Hypothesis]) -> Continued:
         texts = [Continuation(self._vocabulary.decode(each.tokens), each.log_probability, each.ended) for each in hypotheses]
         return Continued(prompt, texts, cut=len(row) > self.context)
+
+
+class TextStream:
+    """Turns tokens into text as they arrive, and holds back bytes that may be the beginning of a character."""
+
+    def __init__(self, decode: Callable[[list[int]], str], write: Callable[[str], object]) -> None:
+        self.decode, self.write = decode, write
+        self._held: list[int] = []
+
+    def add(self, token: int) -> None:
+        """Add one token."""
+        self._held.append(token)
+        if len(self._held) >= HELD or not self.decode(self._held).endswith("\ufffd"):
+            self.close()
+
+    def close(self) -> None:
+        """Write what was held back; an incomplete character becomes U+FFFD."""
+        self.write(self.decode(self._held))
+        self._held = []

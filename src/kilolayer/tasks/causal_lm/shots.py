@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kilolayer.evaluate.shots.examples import Examples
     from kilolayer.evaluate.shots.registry import QuestionSet
     from kilolayer.evaluate.shots.score import ShotScore
-    from kilolayer.training.run import Run
+    from kilolayer.runs.run import Run
 
 MOST_SHOTS = 1000
 DATA = "KILOLAYER_DATA"
@@ -56,10 +56,10 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
     from kilolayer.evaluate.shots.score import score_set
     from kilolayer.evaluate.shots.score_file import add_scores, read_scores
     from kilolayer.models.decoder import Decoder
+    from kilolayer.runs.chosen import choose
+    from kilolayer.runs.run import choose_device
     from kilolayer.tasks.causal_lm.config import CausalLMConfig
     from kilolayer.tasks.causal_lm.task import CausalLMTask
-    from kilolayer.training.chosen import choose
-    from kilolayer.training.run import choose_device
 
     sets, shots, seed = _sets(options.tasks), _shots(options.shots or "0"), options.seed or 0
     if not any(shots) and options.seed is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kilolayer.exporting.text_encoder_export import TextEncoderExport
+from kilolayer.huggingface.text_encoder_export import TextEncoderExport
 from kilolayer.tasks.classify.config import ClassifyConfig
 
 

@@ -30,8 +30,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Label the lines of standard input, each with one sentence, or two separated by a tab."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--device", "--precision", "--json"])
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.classify.classifier import ROWS_AT_ONCE, Classifier
-    from kilolayer.training.run import Run
 
     classifier = Classifier(Run.open(options.run, ["classify"]), device=options.device, precision=options.precision)
     rows = (classifier.sentences_of(line.text, line.where) for line in typed_lines())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from kilolayer.data.word_pieces import MASK as WORD_MASK
-from kilolayer.exporting.text_encoder_export import TextEncoderExport
 from kilolayer.generate.fill import MASK
+from kilolayer.huggingface.text_encoder_export import TextEncoderExport
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 
 

@@ -31,8 +31,8 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Fill the masks; each result is shown with the best tokens for each mask."""
     if typed:
         raise unknown(typed[0].partition("=")[0], ["--top", "--device", "--precision", "--json"])
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.masked_lm.masked_language_model import TEXTS_AT_ONCE, MaskedLanguageModel
-    from kilolayer.training.run import Run
 
     filler = MaskedLanguageModel(Run.open(options.run, ["masked_lm"]), device=options.device, precision=options.precision)
     texts = typed_lines() if options.text is None else iter([typed_argument(options.text, "TEXT")])

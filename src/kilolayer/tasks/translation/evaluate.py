@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kilolayer.data.parallel import ParallelText
     from kilolayer.evaluate.scores import Metric
     from kilolayer.evaluate.significance import Comparison
-    from kilolayer.training.run import Run
+    from kilolayer.runs.run import Run
 
 
 SAMPLES = 1000
@@ -105,7 +105,7 @@ def _metrics(options: argparse.Namespace) -> list[Metric]:
 
 def _other(folder: Path) -> Run:
     """Open a run to compare with, which must be a translator too."""
-    from kilolayer.training.run import Run
+    from kilolayer.runs.run import Run
 
     other = Run.open(folder)
     if other.registration.name != "translation":
@@ -119,10 +119,10 @@ def _other(folder: Path) -> Run:
 
 def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
     """The text given instead of the run's test set; empty if none was given."""
+    from kilolayer.runs.run import cache_folder
     from kilolayer.tasks.other_text import OtherText
     from kilolayer.tasks.translation.config import TranslationConfig
     from kilolayer.tasks.translation.task import find_tests
-    from kilolayer.training.run import cache_folder
 
     if not options.test and options.source is None and options.reference is None:
         if options.direction is not None:
@@ -136,9 +136,9 @@ def _tests(run: Run, options: argparse.Namespace) -> list[ParallelText]:
 def _score_own_test_set(run: Run, options: argparse.Namespace) -> System:
     """The results on the run's own test set, translated now if it has not been yet."""
     from kilolayer.data.text import read_lines
+    from kilolayer.runs.run import cache_folder, choose_device
     from kilolayer.tasks.results import read_scores
     from kilolayer.tasks.translation.scores import hypotheses_path
-    from kilolayer.training.run import cache_folder, choose_device
 
     task = run.task(cache_folder())
     references = _references(task, run, options)
@@ -154,11 +154,11 @@ def _score_own_test_set(run: Run, options: argparse.Namespace) -> System:
 def _score_other_text(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:
     """The results on another text, translated now; nothing is written to the run folder."""
     from kilolayer.models.encoder_decoder import EncoderDecoder
+    from kilolayer.runs.chosen import choose
+    from kilolayer.runs.run import cache_folder, choose_device
     from kilolayer.tasks.translation.config import TranslationConfig
     from kilolayer.tasks.translation.scores import scores_of
     from kilolayer.tasks.translation.task import TranslationTask
-    from kilolayer.training.chosen import choose
-    from kilolayer.training.run import cache_folder, choose_device
 
     assert isinstance(run.config, TranslationConfig)
     vocabulary = TranslationTask.load_vocabulary(run.config, run.folder)

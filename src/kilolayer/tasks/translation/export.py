@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import Tokenizers
-from kilolayer.exporting.generation import search_options
-from kilolayer.exporting.task_export import LEAST_POSITIONS, TaskExport, trusted
-from kilolayer.exporting.translator_tokenizer import marian_files, marian_tag
+from kilolayer.huggingface.generation import search_options
+from kilolayer.huggingface.task_export import LEAST_POSITIONS, TaskExport, trusted
+from kilolayer.huggingface.translator_tokenizer import marian_files, marian_tag
 from kilolayer.tasks.translation.config import TranslationConfig
 
 MOST_POSITIONS = 4096
@@ -37,7 +37,7 @@ class TranslatorExport(TaskExport[TranslationConfig]):
 
     def tokenizer_files(self, left_out: int = 0) -> dict[str, bytes]:
         length = self.config.search.max_source_length
-        return marian_files(Tokenizers.load(self.run.folder), self.directions, length, left_out)
+        return marian_files(Tokenizers.load(self.folder), self.directions, length, left_out)
 
     def generation(self, positions: int) -> dict[str, Any]:
         return {**search_options(self.config.search), "max_new_tokens": positions - 1}
@@ -57,7 +57,7 @@ class TranslatorExport(TaskExport[TranslationConfig]):
     def ctranslate2_use(self, folder: str) -> str:
         search = self.config.search
         tag = f'["<2{self.directions[0].target}>"] + ' if len(self.directions) > 1 else ""
-        shared = Tokenizers.load(self.run.folder).shared
+        shared = Tokenizers.load(self.folder).shared
         reader = f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.model")'
         writer = "pieces" if shared else f'sentencepiece.SentencePieceProcessor("{folder}/tokenizer.target.model")'
         beam = search.width if search.method == "beam" else 1

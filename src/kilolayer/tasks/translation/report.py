@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kilolayer.evaluate.source_use import unread_source
 from kilolayer.report.bars import bar_plot
 from kilolayer.report.numbers import show_number
 from kilolayer.report.panel import Panel
 from kilolayer.report.record import Entry, Record, number
 from kilolayer.report.table import Table
 from kilolayer.report.task_report import Section, TaskReport, TitledTable
-from kilolayer.training.source_use import unread_source
 
 MOST_BUCKETS = 50
 ERRORS = "Where the errors are"

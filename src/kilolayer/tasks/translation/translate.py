@@ -35,8 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Translate standard input."""
+    from kilolayer.runs.run import Run
     from kilolayer.tasks.translation.translator import Translator
-    from kilolayer.training.run import Run
 
     translator = Translator(Run.open(options.run, ["translation"]), device=options.device, precision=options.precision)
     method = {"method": "greedy"} if options.greedy else {}

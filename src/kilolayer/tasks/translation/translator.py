@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast, overload
 
 from kilolayer import hints
-from kilolayer.config import build, table_of
+from kilolayer.config import build, override, table_of
 from kilolayer.data.parallel import Direction
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import OptionError, unknown
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.precedence import override
 from kilolayer.runs.trained_run import TrainedRun, as_texts
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.task import SidedTokenizer

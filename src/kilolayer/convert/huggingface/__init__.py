@@ -1,1 +1,0 @@
-"""Convert Kilolayer models to and from Hugging Face's classes, one file per class, without importing Transformers."""

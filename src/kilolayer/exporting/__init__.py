@@ -1,1 +1,0 @@
-"""Export a trained run to a folder for other software."""

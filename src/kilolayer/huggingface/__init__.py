@@ -1,0 +1,1 @@
+"""Models for Transformers and CTranslate2, and from there."""

@@ -1,0 +1,58 @@
+"""Export to a folder that Transformers' Auto classes load: JSON and safetensors, written without importing Transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from kilolayer.huggingface.form import NoPlainForm, PlainForm, find_form
+from kilolayer.huggingface.generation import generation_config, special_tokens
+from kilolayer.huggingface.marian import POSITIONS
+from kilolayer.huggingface.remote_class import remote_files
+from kilolayer.huggingface.source import Source
+from kilolayer.huggingface.weights import to_theirs
+from kilolayer.layers.position import sinusoids
+
+
+def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
+    """The class that loads the model, why this one, and the names and contents of all files but the README."""
+    form = find_form(source.model, source.positions, word_pieces=source.task.word_pieces)
+    if isinstance(form, NoPlainForm):
+        return remote_files(source, form.why, source.task.tokenizer_files())
+    config = _config(source, form)
+    files = {
+        "config.json": _json(config),
+        "model.safetensors": save(_weights(source, form), metadata={"format": "pt"}),
+        **source.task.tokenizer_files(form.left_out),
+    }
+    if form.model.config.shape != "encoder":
+        files["generation_config.json"] = _json(generation_config(source, form.left_out))
+    return config["architectures"][0], form.why, files
+
+
+def _config(source: Source, form: PlainForm) -> dict[str, Any]:
+    seq2seq = form.model.config.shape == "encoder_decoder"
+    return {
+        **form.foreign.foreign_config(form.model.config),
+        **special_tokens(source, form.left_out),
+        **({"max_position_embeddings": source.positions, "forced_eos_token_id": None} if seq2seq else {}),
+        **source.labels,
+        "dtype": "float32",
+    }
+
+
+def _weights(source: Source, form: PlainForm) -> dict[str, Tensor]:
+    found = to_theirs(form.foreign.entries(form.model.config), form.model.state_dict())
+    if form.model.config.shape == "encoder_decoder":
+        # The class could compute the sinusoids itself, but at another precision; storing ours keeps the scores closest.
+        table = sinusoids(torch.arange(source.positions), form.model.config.dim, torch.float32)
+        found |= {name: table.clone() for name in POSITIONS}
+    return found
+
+
+def _json(table: dict[str, Any]) -> bytes:
+    return (json.dumps(table, indent=1) + "\n").encode()

@@ -1,0 +1,185 @@
+"""What a run can start from: another run, a bare model written by `kl.save`, or a Hugging Face model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kilolayer.config import Table, table_of
+from kilolayer.errors import InputError
+from kilolayer.files.paths import kind_of, storable
+from kilolayer.huggingface.imported import Imported
+from kilolayer.models.config import ModelConfig
+from kilolayer.models.model import Model
+from kilolayer.models.pretrained_folder import is_foreign
+from kilolayer.models.saved import CONFIG as SAVED_CONFIG
+from kilolayer.models.saved import is_saved, load_model
+from kilolayer.models.token_rows import TABLES
+from kilolayer.runs.foreign_vocabulary import ForeignVocabulary, read_vocabulary
+from kilolayer.runs.run import Run
+from kilolayer.tasks.registry import Registration, get
+from kilolayer.tasks.task import Vocabulary
+
+
+class Origin(Protocol):
+    """What `train.start_from` refers to."""
+
+    @property
+    def folder(self) -> Path: ...
+
+    @property
+    def model(self) -> ModelConfig:
+        """The configuration of the model that the weights belong to."""
+        ...
+
+    @property
+    def tables(self) -> Table:
+        """The [model] and [tokenizer] tables of a configuration."""
+        ...
+
+    def check_task(self, task: Registration) -> None:
+        """Raise if the task cannot start from this."""
+        ...
+
+    def vocabulary(self) -> Vocabulary | None:
+        """The vocabulary that the weights were trained with; None if it is not known."""
+        ...
+
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The weights, for a model with this vocabulary; own: the tensors of the model that receives them."""
+        ...
+
+
+def open_origin(folder: Path) -> Origin:
+    """Open the run or the model in a folder."""
+    folder = storable(folder)
+    if kind_of(folder / SAVED_CONFIG) != "file" and is_foreign(folder):
+        return ForeignOrigin(Imported.open(folder))
+    if is_saved(folder):
+        return SavedOrigin(folder)
+    return RunOrigin(Run.open(folder))
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """A Kilolayer run."""
+
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.run.config.model
+
+    @property
+    def tables(self) -> Table:
+        return self.run.config.table()
+
+    def check_task(self, task: Registration) -> None:
+        known = [task, *map(get, task.load().starts_from)]
+        if self.run.registration.name not in [each.name for each in known]:
+            raise InputError(
+                f"{task.title} cannot start from {self.run.registration.title}",
+                where=f"train.start_from: {self.folder}",
+                fix=f"name a run that is {' or '.join(each.title for each in known)}",
+            )
+
+    def vocabulary(self) -> Vocabulary | None:
+        return self.run.vocabulary()
+
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.run.weights(vocabulary)
+
+
+@dataclass(frozen=True)
+class SavedOrigin:
+    """A bare model written by `kl.save`. It has no vocabulary: the configuration decides what its tokens mean."""
+
+    folder: Path
+
+    @cached_property
+    def saved(self) -> Model:
+        return load_model(self.folder, dtype=torch.float32)
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.saved.config
+
+    @property
+    def tables(self) -> Table:
+        """Without the padding id, which the task decides."""
+        return {"model": {name: value for name, value in table_of(self.model).items() if name != "pad_id"}}
+
+    def check_task(self, task: Registration) -> None:
+        _check_shape(self, task, "a saved model")
+
+    def vocabulary(self) -> None:
+        return None
+
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return self.saved.state_dict()
+
+
+def _check_shape(origin: Origin, task: Registration, what: str) -> None:
+    shape, trained = origin.model.shape, task.load_config().shape
+    if trained not in (None, shape):
+        raise InputError(
+            f"{task.title} cannot start from {what} of the shape {shape!r}",
+            where=f"train.start_from: {origin.folder}",
+            fix=f"name one with the shape {trained!r}, or choose another task",
+        )
+
+
+@dataclass(frozen=True)
+class ForeignOrigin:
+    """A Hugging Face folder; its tokens are renumbered in our order."""
+
+    imported: Imported
+
+    @property
+    def folder(self) -> Path:
+        return self.imported.folder
+
+    @cached_property
+    def tokens(self) -> ForeignVocabulary:
+        """The vocabulary's files, and the table rows of its tokens."""
+        return read_vocabulary(self.imported)
+
+    @property
+    def model(self) -> ModelConfig:
+        """The imported model's configuration, with our token ids."""
+        return self.tokens.renumbered(self.imported.config)
+
+    @property
+    def tables(self) -> Table:
+        return {"model": table_of(self.model), "tokenizer": self.tokens.table}
+
+    def check_task(self, task: Registration) -> None:
+        _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
+
+    def vocabulary(self) -> Vocabulary:
+        return self.tokens.load()
+
+    def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = self.imported.weights()
+        for name in TABLES:
+            if name in found:
+                found[name] = self._renumbered(found[name])
+        found |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
+        # A file may have lower precision than the model that is trained.
+        return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in found.items()}
+
+    def _renumbered(self, table: Tensor) -> Tensor:
+        rows = torch.tensor([-1 if row is None else row for row in self.tokens.rows])
+        found = table[rows.clamp(min=0)]
+        found[rows < 0] = 0
+        return found

@@ -1,0 +1,89 @@
+"""Writes checkpoints in the background while training continues."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from kilolayer.runs import checkpoint
+from kilolayer.runs.checkpoint import Checkpoint
+from kilolayer.runs.last_saved import record_saved
+from kilolayer.runs.retention import Inspector, prune
+
+logger = logging.getLogger(__name__)
+
+
+class Saver:
+    """Keeps the newest `keep` checkpoints of a run in `folder`, and the best one.
+
+    Training waits only while its tensors are copied to CPU memory, and for the previous checkpoint to be written. inspector:
+    remembers which checkpoints were verified.
+    """
+
+    def __init__(self, folder: Path, keep: int, inspector: Inspector | None = None) -> None:
+        self.folder, self.keep, self.inspector = folder, keep, inspector or Inspector()
+        self.writing: _Writing | None = None
+
+    def save(self, state: Checkpoint, best: int | None) -> None:
+        """Copy the state and start writing it; best: the step of the best checkpoint, which is kept."""
+        self.wait()
+        copied = Checkpoint(state.step, _copied(state.model), _copied(state.optimizer), copy.deepcopy(state.state))
+        self.writing = _Writing(self, copied, set() if best is None else {best})
+        self.writing.start()
+
+    def check(self) -> None:
+        """Raise the error of the last save, if it has failed by now."""
+        if self.writing is not None and not self.writing.is_alive():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until the last save is done; raise its error if it failed."""
+        if self.writing is not None:
+            self.writing.join()
+            writing, self.writing = self.writing, None
+            if writing.fault is not None:
+                raise writing.fault
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.wait()
+        elif not isinstance(error, KeyboardInterrupt):  # a second interrupt does not wait; an incomplete checkpoint is ignored
+            try:
+                self.wait()
+            except Exception as fault:
+                error.add_note(f"Also, {fault}")
+
+
+class _Writing(threading.Thread):
+    """Writes one checkpoint and deletes those that are no longer kept; a daemon thread."""
+
+    def __init__(self, saver: Saver, state: Checkpoint, also: set[int]) -> None:
+        super().__init__(daemon=True)
+        self.saver, self.state, self.also = saver, state, also
+        self.fault: Exception | None = None
+
+    def run(self) -> None:
+        folder, inspector = self.saver.folder, self.saver.inspector
+        try:
+            path = checkpoint.save(folder, self.state)
+            inspector.invalidate(path)
+            if (fault := inspector.find_fault(path)) is None:
+                record_saved(folder, self.state.step)
+                prune(folder, self.saver.keep, self.also, inspector)
+            else:
+                logger.warning("checkpoint of step %d is damaged as it is written (%s)", self.state.step, fault)
+        except Exception as fault:
+            self.fault = fault
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -1,0 +1,314 @@
+"""What kl.adapt takes, refuses, starts and leaves alone."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from adaptable_models import BUILDERS, SOURCE_REAL, STATES, bart, bert, gpt2, llama, run, t5, torch_encoder, transformers, vit
+from torch import nn
+
+import kilolayer as kl
+from kilolayer.errors import InputError
+from kilolayer.models.adapt.layouts import layout_of
+from kilolayer.models.adapt.stacks import find
+from kilolayer.models.adapt.table import POST_LN, PRE_LN, YES, rows, table
+from kilolayer.recipes.role import Role
+
+
+@pytest.mark.matrix(4)
+@pytest.mark.parametrize("title", [*POST_LN, *PRE_LN])
+def test_each_class_takes_the_recipes_of_the_table_and_refuses_the_others_with_its_reason(title: str) -> None:
+    model, answers = BUILDERS[title](), {label: row[title] for label, row in table().items()}
+    plain, _ = run(model)
+    for label, recipe in rows().items():
+        if answers[label] != YES:
+            with pytest.raises(InputError) as raised:
+                kl.adapt(model, recipe)
+            assert answers[label] in str(raised.value)
+    torch.testing.assert_close(run(model)[0], plain, rtol=0, atol=0)
+    for label, recipe in rows().items():
+        if answers[label] == YES:
+            other = copy.deepcopy(model)
+            kl.adapt(other, recipe, seed=1)
+            assert torch.isfinite(run(other)[0]).all(), label
+
+
+def test_a_change_inside_attention_alone_holds_in_evaluation_too() -> None:
+    class InsideAttention(kl.recipes.Recipe):
+        def plan(self, place: kl.recipes.Place) -> kl.recipes.Plan:
+            return kl.recipes.Plan(out_norm=True, head_scale=place.kind is kl.recipes.Kind.SELF_ATTENTION)
+
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    kl.adapt(model, kl.recipes.parse(InsideAttention()), seed=1)
+    with torch.no_grad():
+        for name, scale in model.named_parameters():
+            if "head_scale" in name:
+                scale.mul_(3)
+        states = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+        # torch's layers have a path of their own for evaluation, which calls no module.
+        torch.testing.assert_close(model.eval()(states), model.train()(states), rtol=0, atol=1e-5)
+
+
+def test_the_table_has_both_kinds_of_recipes_apart() -> None:
+    answers = table()
+    assert {label for label, row in answers.items() if row["BERT"] == YES} == {
+        'admin, start="closed"',
+        "deepnorm",
+        "ds_init",
+        "keel",
+        "post_ln",
+        "post_ln_init",
+    }
+    assert {label for label, row in answers.items() if row["GPT-2"] == YES} == {
+        "complete_p, base_width=dim",
+        "layer_scale",
+        "lns",
+        "normformer",
+        "peri_ln",
+        "pre_ln",
+        "sub_ln",
+    }
+    assert "(`out_norm`)" in answers["deepnorm"]["GPT-2"]
+
+
+HEADS = [
+    ("BertForMaskedLM", lambda: bert("BertForMaskedLM"), "deepnorm"),
+    ("BertForSequenceClassification", lambda: bert("BertForSequenceClassification"), "deepnorm"),
+    ("BartForConditionalGeneration", lambda: bart("BartForConditionalGeneration"), "deepnorm"),
+    ("GPT2LMHeadModel", lambda: gpt2("GPT2LMHeadModel"), "sub_ln"),
+    ("LlamaForCausalLM", lambda: llama("LlamaForCausalLM"), "sub_ln"),
+    ("T5ForConditionalGeneration", lambda: t5("T5ForConditionalGeneration"), "sub_ln"),
+    ("T5EncoderModel", lambda: t5("T5EncoderModel"), "sub_ln"),
+    ("ViTForImageClassification", lambda: vit("ViTForImageClassification"), "layer_scale"),
+]
+
+
+@pytest.mark.parametrize(("name", "build", "recipe"), HEADS, ids=[name for name, _, _ in HEADS])
+def test_models_with_heads_are_found(name: str, build: Any, recipe: str) -> None:
+    report = kl.adapt(build(), recipe, seed=0)
+    assert name in repr(report)
+    assert sum(report.sublayers.values()) in (4, 10)
+
+
+def test_the_report_says_what_was_changed() -> None:
+    report = kl.adapt(bart(), "deepnorm", seed=5)
+    assert report.constants["encoder"].alpha == pytest.approx(0.81 * (2**4 * 2) ** (1 / 16))
+    assert report.sublayers == {"encoder": 4, "decoder": 6}
+    assert report.added == ()
+    assert "BartModel (BART) under DeepNorm" in repr(report)
+    assert "alpha" in repr(report)
+    assert "seed 5" in repr(report)
+    assert kl.adapt(gpt2(), "sub_ln").added[0] == "h.0.recipe_self_attention.inner_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: "bert-base-uncased", "this is not a model: 'bert-base-uncased'"),
+        (lambda: nn.Linear(2, 2), "supported: nn.Transformer, nn.TransformerEncoder"),
+        (lambda: nn.ModuleList([torch_encoder(), torch_encoder()]), "2 encoders"),
+        (lambda: bert(is_decoder=True, add_cross_attention=True), "cross-attention"),
+        (lambda: bart("BartForCausalLM"), "without its encoder"),
+        (lambda: bert().to("meta"), "meta device"),
+    ],
+)
+def test_what_is_not_known_is_refused(build: Any, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        kl.adapt(build(), "deepnorm")
+    assert words in str(raised.value)
+
+
+def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:
+    class Own(nn.TransformerEncoderLayer):
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return super().forward(*args, **kwargs)
+
+    class Renamed(nn.TransformerEncoderLayer):
+        pass
+
+    assert layout_of(Own(16, 2)) is None
+    assert layout_of(Renamed(16, 2)) is not None
+
+
+def test_the_refusal_names_the_recipes_that_fit() -> None:
+    with pytest.raises(InputError) as raised:
+        kl.adapt(bert(), "pre_ln")
+    fitting = [name for name in kl.recipes.names() if table().get(name, {}).get("BERT") == YES]
+    assert raised.value.fix == f"choose one that does: {', '.join(fitting)}"
+    for name in fitting:
+        kl.adapt(bert(), name)
+
+
+def test_a_recipe_is_given_once() -> None:
+    model = bert()
+    kl.adapt(model, "deepnorm")
+    with pytest.raises(InputError, match="already has a recipe"):
+        kl.adapt(model, "deepnorm")
+
+
+def test_norm_first_without_a_final_norm_is_refused_with_what_to_do() -> None:
+    encoder = torch_encoder(norm_first=True)
+    encoder.norm = None
+    with pytest.raises(InputError, match=r"norm=nn\.LayerNorm"):
+        kl.adapt(encoder, "sub_ln")
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "keel"])
+def test_torchs_fast_path_is_not_taken(recipe: str) -> None:
+    encoder = torch_encoder()
+    kl.adapt(encoder, recipe, seed=1)
+    trained = encoder(STATES, src_key_padding_mask=~SOURCE_REAL)
+    encoder.eval()
+    with torch.no_grad():
+        evaluated = encoder(STATES, src_key_padding_mask=~SOURCE_REAL)
+    torch.testing.assert_close(evaluated[SOURCE_REAL], trained[SOURCE_REAL], rtol=0, atol=1e-13)
+
+
+def test_weights_start_at_xavier_times_the_gain_of_their_role() -> None:
+    config = transformers.T5Config(vocab_size=8, d_model=128, d_kv=32, d_ff=256, num_layers=2, num_heads=4)
+    model = transformers.T5Model(config)
+    gamma = kl.adapt(model, "sub_ln", seed=2).constants["decoder"].gamma
+    block = model.decoder.block[1]
+    attention, network = block.layer[0].SelfAttention, block.layer[2].DenseReluDense
+    xavier = (2 / (128 + 128)) ** 0.5
+    # T5 has no 1 / sqrt(head width) on its scores, so that its queries hold it.
+    for weight, deviation in [
+        (attention.q.weight, xavier / math.sqrt(32)),
+        (attention.k.weight, xavier),
+        (attention.v.weight, gamma * xavier),
+        (attention.o.weight, gamma * xavier),
+        (network.wi.weight, gamma * (2 / 384) ** 0.5),
+        (network.wo.weight, gamma * (2 / 384) ** 0.5),
+    ]:
+        assert weight.std().item() == pytest.approx(deviation, rel=0.05)
+
+
+def test_the_parts_of_a_fused_matrix_have_their_own_gains() -> None:
+    layer = nn.TransformerEncoderLayer(128, 4, 256)
+    encoder: Any = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    beta = kl.adapt(encoder, "deepnorm", seed=2).constants["encoder"].beta
+    query, key, value = encoder.layers[0].self_attn.in_proj_weight.chunk(3)
+    xavier = (2 / 256) ** 0.5
+    for weight, deviation in ((query, xavier), (key, xavier), (value, beta * xavier)):
+        assert weight.std().item() == pytest.approx(deviation, rel=0.05)
+    assert encoder.layers[0].self_attn.in_proj_bias.abs().sum() == 0
+
+
+def test_a_seed_fixes_the_weights_and_start_false_leaves_them() -> None:
+    first, second, third = gpt2(), gpt2(), gpt2()
+    for model, seed in ((first, 7), (second, 7), (third, 8)):
+        kl.adapt(model, "pre_ln", seed=seed)
+    assert torch.equal(first.h[0].attn.c_attn.weight, second.h[0].attn.c_attn.weight)
+    assert not torch.equal(first.h[0].attn.c_attn.weight, third.h[0].attn.c_attn.weight)
+    plain = gpt2()
+    before = copy.deepcopy(plain.state_dict())
+    kl.adapt(plain, "sub_ln", start=False)
+    assert all(torch.equal(value, plain.state_dict()[name]) for name, value in before.items())
+
+
+def test_what_was_saved_is_loaded_into_a_model_that_was_adapted_again() -> None:
+    trained = gpt2()
+    kl.adapt(trained, "normformer", seed=1)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    again = gpt2()
+    kl.adapt(again, "normformer", start=False)
+    again.load_state_dict(trained.state_dict())
+    torch.testing.assert_close(run(again)[0], run(trained)[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("title", ["BERT", "nn.TransformerEncoder, norm_first"])
+def test_a_copy_and_a_pickle_have_hooks_of_their_own(title: str) -> None:
+    model = BUILDERS[title]()
+    kl.adapt(model, "deepnorm" if title == "BERT" else "sub_ln", seed=1)
+    states, _ = run(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(run(other)[0], states, rtol=0, atol=0)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.mul_(0)
+        torch.testing.assert_close(run(model)[0], states, rtol=0, atol=0)
+
+
+def test_deepnorm_adds_nothing_to_the_state_dict() -> None:
+    model = bert()
+    before = list(model.state_dict())
+    kl.adapt(model, "deepnorm")
+    assert list(model.state_dict()) == before
+
+
+def test_recomputed_layers_have_the_same_gradients() -> None:
+    model = bert()
+    kl.adapt(model, kl.recipes.get("admin", start="closed", weight="trainable"), seed=1)
+    weight = model.encoder.layer[0].attention.self.query.weight
+    run(model)[0].square().sum().backward()
+    expected = weight.grad.clone()
+    model.zero_grad()
+    model.gradient_checkpointing_enable()
+    run(model)[0].square().sum().backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=0, atol=1e-12)
+
+
+def test_generation_with_a_cache_is_the_forward() -> None:
+    model = gpt2("GPT2LMHeadModel").eval()
+    kl.adapt(model, "sub_ln", seed=1)
+    prompt = torch.tensor([[4, 5, 6]])
+    cached, whole = (
+        model.generate(prompt, max_new_tokens=6, do_sample=False, use_cache=use, pad_token_id=1) for use in (True, False)
+    )
+    assert torch.equal(cached, whole)
+
+
+def test_the_constants_of_a_decoder_do_not_depend_on_the_encoder_that_it_reads() -> None:
+    for label, row in table().items():
+        for title in ("nn.TransformerDecoder", "nn.TransformerDecoder, norm_first"):
+            if row[title] == YES:
+                recipe = rows()[label]
+                assert recipe.describe(encoder_layers=3, decoder_layers=6).decoder == (
+                    recipe.describe(encoder_layers=48, decoder_layers=6).decoder
+                )
+
+
+class OlderViTLayer(nn.Module):
+    """The layer's modules in earlier releases of Transformers 5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.attention.attention, self.attention.output = nn.Module(), nn.Module(), nn.Module()
+        self.attention.attention.__dict__["num_attention_heads"] = 2
+        for name in ("query", "key", "value"):
+            setattr(self.attention.attention, name, nn.Linear(16, 16))
+        self.attention.output.dense = nn.Linear(16, 16)
+        self.intermediate, self.output = nn.Module(), nn.Module()
+        self.intermediate.dense, self.output.dense = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.layernorm_before, self.layernorm_after = nn.LayerNorm(16), nn.LayerNorm(16)
+
+
+OlderViTLayer.__module__, OlderViTLayer.__name__ = "transformers.models.vit.modeling_vit", "ViTLayer"
+
+
+def test_the_older_layer_of_vit_is_read_too() -> None:
+    model = nn.ModuleList([OlderViTLayer()])
+    attention, network = (sublayer for _, _, sublayer in find(model).stacks[0].sublayers())
+    assert [matrix.role for matrix in attention.matrices] == [Role.QUERY_KEY, Role.QUERY_KEY, Role.VALUE, Role.ATTENTION_OUTPUT]
+    assert attention.heads == 2
+    assert network.last.values.shape == (16, 32)
+    assert kl.adapt(model, "layer_scale").sublayers == {"encoder": 2}
+
+
+def test_the_page_has_the_table_as_it_is() -> None:
+    root = Path(__file__).parents[3]
+    made = runpy.run_path(str(root / "docs/make_adapt.py"))
+    assert (root / "docs/adapt.md").read_text() == made["page"](), "run: python docs/make_adapt.py"
