@@ -31,7 +31,7 @@ DEPTHS = (Depths(6, 6), Depths(18, 18), Depths(50, 50), Depths(100, 100), Depths
 
 HEAD = """# Recipes
 
-A recipe sets where the norms of a Transformer are, how its residuals are scaled, and how its weights are initialised. Choose
+A recipe sets where the norms of a Transformer are, how its residuals are scaled, and how its weights are initialized. Choose
 one by name, `recipe="deepnorm"`, or with options, `kl.recipes.get("admin", weight="trainable")`; in TOML the options are in
 `[model.recipe]`. `kilolayer recipes NAME` prints the constants by depth.
 

@@ -21,15 +21,15 @@ def clauses(equation: str) -> list[str]:
 
 def latex(text: str) -> str:
     """One part as LaTeX: Greek letters, powers, roots and names; other words are text."""
-    made, place = "", 0
-    while place < len(text):
-        found = TOKEN.match(text, place)
+    made, position = "", 0
+    while position < len(text):
+        found = TOKEN.match(text, position)
         assert found is not None
-        place = found.end()
+        position = found.end()
         if found["root"]:
-            end = _closing(text, place)
-            made += rf"\sqrt{{{latex(text[place:end])}}}"
-            place = end + 1
+            end = _closing(text, position)
+            made += rf"\sqrt{{{latex(text[position:end])}}}"
+            position = end + 1
         else:
             made += _token(found)
     return made
@@ -59,10 +59,10 @@ def _token(found: re.Match[str]) -> str:
             return text
 
 
-def _closing(text: str, place: int) -> int:
-    """The place of the bracket that closes the one before `place`."""
+def _closing(text: str, position: int) -> int:
+    """The place of the bracket that closes the one before `position`."""
     depth = 1
-    for index in range(place, len(text)):
+    for index in range(position, len(text)):
         depth += (text[index] == "(") - (text[index] == ")")
         if not depth:
             return index

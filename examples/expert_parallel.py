@@ -43,7 +43,7 @@ def main() -> None:
     torch.manual_seed(0)  # the same model on each process
     model = kl.Decoder(32, 64, 4, 128, 4, recipe="sub_ln", moe=kl.MoE(experts=options.experts), device="meta")
     kl.shard_experts(model)
-    model.materialise(device).train()
+    model.materialize(device).train()
     torch.manual_seed(1 + rank)  # other noise on each
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 

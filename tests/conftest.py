@@ -47,8 +47,8 @@ def thin_matrices(items: list[pytest.Item]) -> None:
         assert marker is not None
         (share,) = marker.args
         first = zlib.crc32(name.encode()) % min(share, len(own))
-        for place, item in enumerate(own):
-            if place % share != first:
+        for index, item in enumerate(own):
+            if index % share != first:
                 item.add_marker(pytest.mark.slow)
 
 

@@ -17,6 +17,7 @@ SOURCE = Path(kl.__file__).parent
 # Each room may import the rooms before it.
 ORDER = [
     "version",
+    "renamed",
     "foreign_options",
     "errors",
     "importing",
@@ -162,13 +163,13 @@ TYPED = re.compile(r"(^|[\s`(])--[a-z]|`kilolayer ")
 
 def test_errors_leave_the_words_of_the_shell_to_the_hints() -> None:
     for path in FILES:
-        place = path.relative_to(SOURCE).as_posix()
+        own = path.relative_to(SOURCE).as_posix()
         is_verb = is_of_a_task(path) and "import argparse" in path.read_text()
-        if place.startswith(("cli/", "reproduce/")) or place in TYPED_ELSEWHERE or is_verb:
+        if own.startswith(("cli/", "reproduce/")) or own in TYPED_ELSEWHERE or is_verb:
             continue
         used = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call | ast.Return))
         texts = {part.value for node in used for part in ast.walk(node) if isinstance(part, ast.Constant)}
-        assert not [text for text in texts if isinstance(text, str) and TYPED.search(text)], place
+        assert not [text for text in texts if isinstance(text, str) and TYPED.search(text)], own
 
 
 @pytest.mark.parametrize("module", ["kilolayer", "kilolayer.config", "kilolayer.recipes", "kilolayer.models.config"])

@@ -48,7 +48,7 @@ def labelled(run: Run) -> Run:
     record = Record(
         run["name"],
         config={"train": {"lr": run["lr"]}},
-        train=[{"step": window * place, "nll": loss} for place, loss in enumerate(run["losses"], 1)],
+        train=[{"step": window * index, "nll": loss} for index, loss in enumerate(run["losses"], 1)],
         stacks=sorted(rows, key=lambda row: row["step"]),
         reference=[{"frequency_loss": run["frequency_loss"]}] if run["frequency_loss"] else [],
         scores={"test": {}},

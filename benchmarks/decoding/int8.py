@@ -58,11 +58,11 @@ def candidates(weight: Tensor, bias: Tensor) -> dict[str, Candidate]:
     found: dict[str, Candidate] = {"F.linear": lambda x: F.linear(x, weight, bias), "packed fp32": packed_fp32}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantised = torch.quantize_per_channel(weight, scale.double(), zeros.long(), 0, torch.qint8)
+        quantized = torch.quantize_per_channel(weight, scale.double(), zeros.long(), 0, torch.qint8)
     chosen = torch.backends.quantized.engine
     for engine in torch.backends.quantized.supported_engines:
         torch.backends.quantized.engine = engine
-        packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        packed = torch.ops.quantized.linear_prepack(quantized, bias)
         found[f"linear_dynamic, {engine}"] = lambda x, packed=packed: torch.ops.quantized.linear_dynamic.default(x, packed)
     torch.backends.quantized.engine = chosen
     ordered = torch.ops.onednn.qlinear_prepack(integers, None)

@@ -43,8 +43,8 @@ MOST = 64  # maximum tokens per hypothesis
 def sources(starts: Tensor, shortest: int, longest: int) -> Tensor:
     """Int64 [batch, longest + 1]: each start repeated, then the end token, padded on the right."""
     lengths = torch.randint(shortest, longest + 1, (len(starts), 1))
-    places = torch.arange(longest + 1)
-    return starts[:, None].expand(-1, longest + 1).masked_fill(places == lengths, EOS).masked_fill(places > lengths, PAD)
+    positions = torch.arange(longest + 1)
+    return starts[:, None].expand(-1, longest + 1).masked_fill(positions == lengths, EOS).masked_fill(positions > lengths, PAD)
 
 
 def walks(starts: Tensor) -> Tensor:

@@ -171,7 +171,7 @@ def question_tables(document: dict[str, Any]) -> list[str]:
         chance = "nothing to choose from" if example["chance"] is None else f"chance {100 * example['chance']:.1f}"
         header = [f"{task}, norm {norm}, {example['questions']} questions, {chance}", *(f"{count} shots" for count in shots)]
         rows = []
-        for name, found in sorted(asked.items(), key=lambda pair: place_of(document["runs"][pair[0]])):
+        for name, found in sorted(asked.items(), key=lambda pair: rank_of(document["runs"][pair[0]])):
             by_shots = {each["shots"]: each for each in found if (each["task"], each["norm"]) == (task, norm)}
             cells = [accuracy(by_shots[count]) if count in by_shots else "-" for count in shots]
             rows.append([wanted_of(document["runs"][name]).model, *cells])
@@ -179,7 +179,7 @@ def question_tables(document: dict[str, Any]) -> list[str]:
     return parts
 
 
-def place_of(run: Run) -> tuple[int, int, int]:
+def rank_of(run: Run) -> tuple[int, int, int]:
     return list(LINES).index(run["recipe"]), run["layers"], run["dim"]
 
 
@@ -200,7 +200,7 @@ def draw(families: list[str], runs: dict[str, Run], costs: dict[str, Cost], path
     mpl.rcParams["svg.hashsalt"] = "kilolayer"  # for reproducible SVG ids
     size = (13, 4 * max(1, len(families)))
     figure, panels = plt.subplots(max(1, len(families)), 3, figsize=size, layout="constrained", squeeze=False, sharey=True)
-    colours = {layers: f"C{place}" for place, layers in enumerate(WIDTHS["fixed"])}
+    colours = {layers: f"C{index}" for index, layers in enumerate(WIDTHS["fixed"])}
     lowest, highest = math.inf, -math.inf
     for family, row in zip(families, panels, strict=False):
         best = rows_of(family, best_runs(runs))

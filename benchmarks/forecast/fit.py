@@ -101,7 +101,7 @@ METHODS: dict[str, Signals] = {
 
 
 def fit(runs: Sequence[Example], signals: Signals) -> torch.Tensor:
-    """The weights of a logistic regression on the signals and a constant, with a small penalty on standardised signals."""
+    """The weights of a logistic regression on the signals and a constant, with a small penalty on standardized signals."""
     inputs = torch.tensor([signals(run) for run in runs], dtype=torch.float64)
     broke = torch.tensor([float(run["broke"]) for run in runs], dtype=torch.float64)
     mean, deviation = inputs.mean(0), inputs.std(0) + 1e-9

@@ -35,7 +35,7 @@ from kilolayer.data.grammar import write_corpus
 from kilolayer.layers.attention import Attention
 from kilolayer.probe.critical_rate import critical_rate
 from kilolayer.probe.forecast import HIGHEST, LOWEST, STEPS
-from kilolayer.probe.places import top_states
+from kilolayer.probe.hooks import top_states
 from kilolayer.probe.propagation import relative_update
 from kilolayer.probe.trial import Trial
 from kilolayer.runs.run import cache_folder, prepare

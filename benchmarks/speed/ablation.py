@@ -260,7 +260,7 @@ def run_group(
 Found = dict[str, dict[str, list[dict[str, Any]]]]
 
 
-def summarise(lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+def summarize(lines: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
     """For each case and each variant: medians over repetitions, the cost of leaving out, and the spread.
 
     Cost: the median time without the kernel divided by that with all, minus 1. Spread: the larger of the two times' (largest -
@@ -363,7 +363,7 @@ def write(out: Path) -> None:
     }
     lines = [{"run": number, **line} for number, (_, each) in enumerate(runs, 1) for line in each]
     every = tuple(run["kernels"])
-    summary = summarise(lines)
+    summary = summarize(lines)
     hardware = next((line["facts"]["hardware"] for line in lines if "hardware" in line["facts"]), "unknown hardware")
     document = {**run, "hardware": hardware, "verdicts": verdicts(summary, every), "cases": summary, "trials": lines}
     (out / "ablation.json").write_text(json.dumps(document, indent=1) + "\n")

@@ -19,9 +19,9 @@ def batch(setting: Setting, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     source, target, labels = ids[0, :, 1:], ids[1, :, :-1], ids[1, :, 1:]
     if setting.padded:
         lengths = torch.tensor(setting.lengths)
-        places = torch.arange(setting.length)
+        positions = torch.arange(setting.length)
         behind_source, behind_target = (
-            places >= lengths[torch.randperm(setting.rows, generator=noise)][:, None] for _ in range(2)
+            positions >= lengths[torch.randperm(setting.rows, generator=noise)][:, None] for _ in range(2)
         )
         source = source.masked_fill(behind_source, PAD)
         target, labels = (each.masked_fill(behind_target, PAD) for each in (target, labels))

@@ -70,10 +70,10 @@ def shown(runs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     A job that no run measured with both commits says why.
     """
     found: dict[str, dict[str, Any]] = {}
-    for place, run in enumerate(runs, 1):
+    for index, run in enumerate(runs, 1):
         for job, facts in compare(run["trials"]).items():
             if _repetitions(facts) >= _repetitions(found.get(job, {})):
-                found[job] = {"run": place, **facts}
+                found[job] = {"run": index, **facts}
     return found
 
 
@@ -86,9 +86,9 @@ def markdown(runs: list[dict[str, Any]], found: dict[str, dict[str, Any]]) -> st
         "# Before and after",
         "",
         *(
-            f"{place}. `{run['command']}` on {run['hardware']}; "
+            f"{index}. `{run['command']}` on {run['hardware']}; "
             + ", ".join(f"{name} {each}" for name, each in run["versions"].items())
-            for place, run in enumerate(runs, 1)
+            for index, run in enumerate(runs, 1)
         ),
         "",
         "Each job is from one of these runs, the one that repeated it most, with both commits in turns on one machine.",
@@ -147,7 +147,7 @@ def write(out: Path, *others: Path) -> None:
         run = as_run(lines)
         runs = [*(each for each in runs if each["started"] != run["started"]), run]
     places = {facts["run"] for facts in shown(runs).values()}
-    runs = [run for place, run in enumerate(runs, 1) if place in places] or runs[-1:]
+    runs = [run for index, run in enumerate(runs, 1) if index in places] or runs[-1:]
     found = shown(runs)
     path.write_text(json.dumps({"compared": found, "runs": runs}, indent=1) + "\n")
     (out / "before.md").write_text(markdown(runs, found))

@@ -40,7 +40,7 @@ def decoding(job: Job, device: torch.device) -> Generator[dict[str, Any], None, 
     marian = reference.as_marian(plain).to(device, DTYPES[setting.precision]) if job.peer else None
     plain.to(device)
     if setting.precision == "bf16":
-        plain.lower(torch.bfloat16)
+        plain.cast_weights(torch.bfloat16)
     fast = kl.fast(plain, compile=False)
     source = torch.randint(4, setting.vocabulary, (setting.rows, setting.length)).to(device)
     systems: dict[str, Callable[[], list[list[int]]]] = {"ours": lambda: reference.ours_on(fast, source, BEAM)}

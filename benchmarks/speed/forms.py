@@ -35,7 +35,7 @@ from workers import Lines, Trial, groups, read_lines, run, versions
 
 import kilolayer as kl
 from kilolayer.layers.modules import in_mode
-from kilolayer.runtime.recorder import Piece
+from kilolayer.runtime.recorder import WorkItem
 from kilolayer.speed.recorded_step import RecordedStep
 from kilolayer.speed.runtime import FAST
 
@@ -61,7 +61,7 @@ def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None
     """A training step of a loop that a user would write."""
     setting = job.setting
     model = kl.build_model(model_config(setting), device=device, seed=1).train()
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     source, target, labels = batch(setting, device)
     inputs = (source, target) if setting.task == "translation" else (target,)
     cuda = device.type == "cuda"
@@ -72,8 +72,8 @@ def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None
     form: nn.Module = kl.fast(model) if job.system in ("fast", "recorded") else model
     if job.system == "compiled":
         for stack in model.stacks():
-            for place, block in enumerate(stack.blocks):
-                stack.blocks[place] = torch.compile(block)  # pyright: ignore[reportArgumentType]
+            for index, block in enumerate(stack.blocks):
+                stack.blocks[index] = torch.compile(block)  # pyright: ignore[reportArgumentType]
 
     def step(*parts: Tensor) -> Tensor:
         *read, wanted = parts
@@ -95,7 +95,7 @@ def loop(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None
 def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None, None]:
     """A validation batch in the training form; its time is that of the recorded one."""
     model = kl.build_model(model_config(job.setting), device=device, seed=1)
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     form, recorder = FAST.training_form(model, device, print, eager=False, recompute="none")
     parts = batch(job.setting, torch.device("cpu"))
     there = tuple(part.to(device) for part in parts)
@@ -107,7 +107,7 @@ def validation(job: Job, device: torch.device) -> Generator[dict[str, Any], None
         return float(nll(*there))
 
     def recorded() -> float:
-        return float(recorder.run([Piece("nll", nll, parts)], restart=lambda: True))
+        return float(recorder.run([WorkItem("nll", nll, parts)], restart=lambda: True))
 
     with in_mode(form, training=False), torch.inference_mode():
         yield {"unrecorded_warm_s": warmed(plainly), "warm_s": warmed(recorded)}

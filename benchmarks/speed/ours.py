@@ -58,7 +58,7 @@ def kilolayer(setting: Setting, device: torch.device, **train: Any) -> Callable[
         kl.calibrate(model, tuple(part.to(device) for part in read.parts[:-1]))
     usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
     config = TrainConfig(**usual | train)
-    optimizer = make_optimizer(model.train(), config, model.lower(torch.bfloat16), **fast_runtime())
+    optimizer = make_optimizer(model.train(), config, model.cast_weights(torch.bfloat16), **fast_runtime())
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, **fast_runtime())
 
     def step() -> float:

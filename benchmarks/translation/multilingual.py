@@ -130,16 +130,16 @@ class Held:
     """Sentences that training must not contain."""
 
     def __init__(self, parts: dict[str, list[Pair]]) -> None:
-        self.english = {normalise(english) for pairs in parts.values() for english, _ in pairs}
-        self.others = {language: {normalise(other) for _, other in pairs} for language, pairs in parts.items()}
+        self.english = {normalize(english) for pairs in parts.values() for english, _ in pairs}
+        self.others = {language: {normalize(other) for _, other in pairs} for language, pairs in parts.items()}
 
     def without(self, language: str, pairs: Iterable[Pair]) -> list[Pair]:
         """The pairs of a language that share neither side with these sentences."""
         others = self.others[language]
-        return [pair for pair in pairs if normalise(pair[0]) not in self.english and normalise(pair[1]) not in others]
+        return [pair for pair in pairs if normalize(pair[0]) not in self.english and normalize(pair[1]) not in others]
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """The text without case, punctuation, symbols and white space differences."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().translate(PUNCTUATION).split())
 

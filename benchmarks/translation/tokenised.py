@@ -44,10 +44,10 @@ def prepare(folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     for language in ("en", "de"):
-        normaliser, tokeniser = MosesPunctNormalizer(language), MosesTokenizer(language)
+        normalizer, tokeniser = MosesPunctNormalizer(language), MosesTokenizer(language)
         for part in ("train", "val", TEST):
             lines = read_lines(Path(os.environ["KILOLAYER_DATA"]) / "multi30k" / f"{part}.{language}.gz")
-            tokens = (tokeniser.tokenize(normaliser.normalize(line), escape=False, return_str=True) for line in lines)
+            tokens = (tokeniser.tokenize(normalizer.normalize(line), escape=False, return_str=True) for line in lines)
             (folder / f"{part}.{language}").write_text("".join(f"{line.lower()}\n" for line in tokens), encoding="utf-8")
 
 

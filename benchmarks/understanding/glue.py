@@ -61,7 +61,7 @@ class Tuner:
         self.device = choose_device(config.train.device)
         model = self._fresh(task, seed=1)
         dtype = DTYPES.get(config.train.precision)
-        precise = None if dtype is None else model.lower(dtype)
+        precise = None if dtype is None else model.cast_weights(dtype)
         self.model = model.train()
         runtime = choose_runtime()
         self.optimizer = make_optimizer(model, config.train, precise, sums=self.device.type == "cpu", runtime=runtime)

@@ -9,7 +9,7 @@ some steps each.
 
 ours: the trainer's own step, bf16 with fp32 masters, with the output computed only at masked positions.
 bert: BertForMaskedLM unchanged, called with labels: bf16 autocast, torch.compile, SDPA, fused AdamW. It scores all positions.
-bert, masked places: the same with its head called only at masked positions, as a skilled user would write it.
+bert, masked positions: the same with its head called only at masked positions, as a skilled user would write it.
 bert, pure bf16: weights and moments in bf16 without masters, masked positions only: faster, but not advisable for training.
 """
 
@@ -77,9 +77,9 @@ def masked_batch(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
     tokens = rng.integers(FIRST, setting.vocabulary - 1, (setting.rows, setting.length))
     tokens[:, 0], tokens[:, -1] = START, END
     masker = Masker(MaskingConfig(), setting.length, setting.vocabulary - 1)
-    masked, places, labels = map(torch.from_numpy, masker.mask_tokens(tokens, rng))
+    masked, positions, labels = map(torch.from_numpy, masker.mask_tokens(tokens, rng))
     assert bool((labels > 0).all())  # full rows have the maximum number of masks
-    return masked, places, labels
+    return masked, positions, labels
 
 
 def ours(setting: Setting) -> Step:
@@ -112,12 +112,12 @@ def ours(setting: Setting) -> Step:
         device=setting.device,
         seed=1,
     )
-    tokens, places, labels = masked_batch(setting)
-    batch = MaskedBatch(PackedBatch(tokens, None, None), places, labels, labels.numel())
+    tokens, positions, labels = masked_batch(setting)
+    batch = MaskedBatch(PackedBatch(tokens, None, None), positions, labels, labels.numel())
     if model.config.recipe.calibration() is not None:
         kl.calibrate(model, tokens.to(setting.device))
     config = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
-    optimizer = make_optimizer(model.train(), config, model.lower(torch.bfloat16), runtime=FAST)
+    optimizer = make_optimizer(model.train(), config, model.cast_weights(torch.bfloat16), runtime=FAST)
     loss = partial(masked_loss, smoothing=0.0)
     device = torch.device(setting.device)
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, say=_refuse, loss=loss, runtime=FAST)
@@ -157,18 +157,18 @@ def bert(setting: Setting, *, everywhere: bool = False, pure: bool = False) -> S
         model = BertForMaskedLM(config).train()
     if pure:
         model = model.to(torch.bfloat16)  # pyright: ignore[reportArgumentType]
-    tokens, places, labels = (each.to(setting.device) for each in masked_batch(setting))
-    everywhere_labels = torch.full_like(tokens, IGNORED).scatter_(1, places, labels)
+    tokens, positions, labels = (each.to(setting.device) for each in masked_batch(setting))
+    everywhere_labels = torch.full_like(tokens, IGNORED).scatter_(1, positions, labels)
 
     def whole() -> Tensor:
         return model(input_ids=tokens, labels=everywhere_labels).loss
 
-    def at_places() -> Tensor:
+    def at_positions() -> Tensor:
         states = model.bert(input_ids=tokens).last_hidden_state
-        chosen = states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))
+        chosen = states.gather(1, positions[:, :, None].expand(-1, -1, states.shape[-1]))
         return F.cross_entropy(model.cls(chosen).flatten(0, 1).float(), labels.flatten())
 
-    forward = whole if everywhere else at_places
+    forward = whole if everywhere else at_positions
     if setting.device == "cuda":
         forward = torch.compile(forward)
     fused = setting.device == "cuda"
@@ -188,7 +188,7 @@ def bert(setting: Setting, *, everywhere: bool = False, pure: bool = False) -> S
 SYSTEMS: dict[str, Callable[[Setting], Step]] = {
     "ours": ours,
     "bert": partial(bert, everywhere=True),
-    "bert, masked places": bert,
+    "bert, masked positions": bert,
     "bert, pure bf16": partial(bert, pure=True),
 }
 

@@ -24,10 +24,10 @@ import tomli_w
 from kilolayer import hints
 from kilolayer.errors import (
     LONGEST_SHOWN,
-    IdleOptionError,
     InputError,
     OptionError,
     UnknownOptionError,
+    UnusedOptionError,
     nearest,
     shown,
     unknown,
@@ -131,7 +131,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     for name, value in table.items():
         inside = f"{where}.{name}" if where else name
         if name not in fields:
-            if below := _place_below(cls, name):
+            if below := _path_below(cls, name):
                 meant = f"{where}.{below}" if where else below
                 raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="put it there")
             raise unknown(name, fields, where=where, beside=[each for each in table if each not in fields])
@@ -139,7 +139,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     try:
         return cls(**values)
     except OptionError as error:
-        if isinstance(error, IdleOptionError) and where:
+        if isinstance(error, UnusedOptionError) and where:
             error = error.below(where)
         raise (error if error.where else error.at(where)) from None
 
@@ -153,7 +153,7 @@ def convert_fields(config: DataclassInstance) -> None:
             object.__setattr__(config, field.name, _value_of(field, hints[field.name], value, field.name))
 
 
-def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) -> Any:
+def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -> Any:
     """The value of a field, converted from the value in a table."""
     if parse := field.metadata.get("parse"):
         return parse(value)
@@ -161,23 +161,23 @@ def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, place: str) 
         return None
     if section := section_of(hint):
         if not isinstance(value, Mapping):
-            raise OptionError(f"{place} is {shown(value)}", fix=f"write it as a table, [{place}]")
-        return build(section, value, place)
+            raise OptionError(f"{path} is {shown(value)}", fix=f"write it as a table, [{path}]")
+        return build(section, value, path)
     return value
 
 
-def option_places(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
+def option_paths(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
     """The dotted names of all options of a configuration: `task`, `model.dim`, `model.moe.experts`."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        place = f"{section}.{field.name}".lstrip(".")
+        path = f"{section}.{field.name}".lstrip(".")
         inner = None if field.metadata.get("parse") else section_of(hints[field.name])
-        yield from [place] if inner is None else option_places(inner, place)
+        yield from [path] if inner is None else option_paths(inner, path)
 
 
-def _place_below(cls: type[DataclassInstance], name: str) -> str | None:
+def _path_below(cls: type[DataclassInstance], name: str) -> str | None:
     """The dotted name in the tables of `cls` that ends in this name of an option or a table; None if there is none."""
-    paths = (place.split(".") for place in option_places(cls))
+    paths = (option.split(".") for option in option_paths(cls))
     return next((".".join(path[: path.index(name) + 1]) for path in paths if name in path), None)
 
 
@@ -411,7 +411,7 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
 
 
 @dataclasses.dataclass(frozen=True)
-class Given:
+class RawConfig:
     """A configuration as given: tables, and those that override them. sources: what the two are called in errors."""
 
     tables: Table
@@ -440,10 +440,10 @@ def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any
     """
     try:
         table = remaining = _replaced(cls, table, typed)
-        while (fault := _idle_option(cls, merge(remaining, typed))) is not None:
-            named = [name for name in (fault.idle, *fault.beside) if _value_at(typed, name) is not None]
-            idle = [fault.idle] if fault.idle not in named else list(fault.beside) if fault.either else []
-            gone = [name for name in idle if name not in named and _value_at(remaining, name) is not None]
+        while (fault := _unused_option(cls, merge(remaining, typed))) is not None:
+            named = [name for name in (fault.unused, *fault.beside) if _value_at(typed, name) is not None]
+            unused = [fault.unused] if fault.unused not in named else list(fault.beside) if fault.either else []
+            gone = [name for name in unused if name not in named and _value_at(remaining, name) is not None]
             if not named or not gone:
                 return merge(remaining, typed)
             remaining = reduce(_without, gone, remaining)
@@ -452,10 +452,10 @@ def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any
         return merge(table, typed)  # the caller that builds the configuration reports what is wrong, and where
 
 
-def _idle_option(cls: type[DataclassInstance], table: Table) -> IdleOptionError | None:
+def _unused_option(cls: type[DataclassInstance], table: Table) -> UnusedOptionError | None:
     try:
         build(cls, table)
-    except IdleOptionError as fault:
+    except UnusedOptionError as fault:
         return fault
     return None
 
@@ -479,14 +479,14 @@ def _replaced(cls: type[DataclassInstance], table: Table, typed: Mapping[str, An
     return kept
 
 
-def _value_at(table: Mapping[str, Any], place: str) -> Any:
-    name, _, rest = place.partition(".")
+def _value_at(table: Mapping[str, Any], path: str) -> Any:
+    name, _, rest = path.partition(".")
     value = table.get(name)
     return _value_at(value, rest) if rest and isinstance(value, Mapping) else None if rest else value
 
 
-def _without(table: Table, place: str) -> Table:
-    name, _, rest = place.partition(".")
+def _without(table: Table, path: str) -> Table:
+    name, _, rest = path.partition(".")
     if rest:
         return {**table, name: _without(table[name], rest)}
     return {key: value for key, value in table.items() if key != name}

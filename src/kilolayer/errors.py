@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Self
 
 from kilolayer.foreign_options import answers
+from kilolayer.renamed import renamed_names
 
 LONGEST_SHOWN = 100
 """Maximum number of characters of a wrong value that an error shows."""
@@ -20,7 +21,7 @@ class KilolayerError(Exception):
         super().__init__("\n".join(line for line in (what, where, fix) if line))
 
     def at(self, where: str) -> Self:
-        """The same error with its place added."""
+        """The same error with its location added."""
         return type(self)(self.what, where=", ".join(part for part in (self.where, where) if part), fix=self.fix)
 
 
@@ -28,30 +29,30 @@ class OptionError(KilolayerError, ValueError):
     """An option has a value that is not allowed, or contradicts another."""
 
 
-class IdleOptionError(OptionError):
+class UnusedOptionError(OptionError):
     """An option has no effect in combination with others, or contradicts them.
 
-    idle, beside: the names of the option and of the others, within the table that `where` names. either: they are alternative
+    unused, beside: the names of the option and of the others, within the table that `where` names. either: they are alternative
     ways to say the same thing, so that any of them may be kept.
     """
 
     def __init__(
-        self, what: str, *, where: str = "", fix: str = "", idle: str = "", beside: tuple[str, ...] = (), either: bool = False
+        self, what: str, *, where: str = "", fix: str = "", unused: str = "", beside: tuple[str, ...] = (), either: bool = False
     ) -> None:
         super().__init__(what, where=where, fix=fix)
-        self.idle, self.beside, self.either = idle, beside, either
+        self.unused, self.beside, self.either = unused, beside, either
 
     def at(self, where: str) -> Self:
-        found = super().at(where)
-        found.idle, found.beside, found.either = self.idle, self.beside, self.either
-        return found
+        error = super().at(where)
+        error.unused, error.beside, error.either = self.unused, self.beside, self.either
+        return error
 
     def below(self, table: str) -> Self:
         """The same error with names that start in the parent table."""
-        found = self.at("")
-        found.idle, *beside = (f"{table}.{name}" for name in (self.idle, *self.beside))
-        found.beside = tuple(beside)
-        return found
+        error = self.at("")
+        error.unused, *beside = (f"{table}.{name}" for name in (self.unused, *self.beside))
+        error.beside = tuple(beside)
+        return error
 
 
 class UnknownOptionError(OptionError, TypeError):
@@ -148,7 +149,7 @@ def unknown(
 ) -> UnknownOptionError:
     """The error for a name that does not exist, with the nearest one that does, or with ours for an option of another library.
 
-    name: may be something that is no name. beside: other unknown options of the same place. keywords: they are arguments in
+    name: may be something that is no name. beside: other unknown options of the same table. keywords: they are arguments in
     Python, not names in a configuration.
     """
     valid = sorted(set(valid))
@@ -164,3 +165,6 @@ def unknown(
     near = ending if len(ending) == 2 else [each for each in [nearest(name, valid)] if each is not None]
     guess = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
     return UnknownOptionError(f"unknown {kind} {shown(name)}{guess}", where=where, fix=f"valid: {', '.join(valid)}")
+
+
+__getattr__ = renamed_names(__name__, {"IdleOptionError": "UnusedOptionError"})

@@ -82,7 +82,7 @@ ABSENT = {
     "the fastest attention that torch has here is used without an option; remove it": "flash_attention attn_implementation",
     "the states below the output are in .states of what the model returns; remove it": "no_output_layer",
     "the router always computes in fp32; remove it": "moe_gating_use_fp32",
-    "gates are always normalised before tokens are dropped; remove it": "moe_normalize_gate_prob_before_dropping",
+    "gates are always normalized before tokens are dropped; remove it": "moe_normalize_gate_prob_before_dropping",
     "in evaluation no token is dropped; remove it (moe.capacity is the limit in training)": "moe_eval_capacity_token_fraction",
     "the model makes its own embedding table of vocab_size tokens; remove it": "embed_tokens output_projection",
     "the width of a head is dim / heads; remove it": "head_dim d_kv",
@@ -108,22 +108,22 @@ def _answer(name: str, valid: set[str], keywords: bool) -> str:
         if name in theirs.split():
             return text
     for ours, theirs in OURS.items():
-        if name in theirs.split() and (place := _from_here(ours, valid)):
-            return f"write {_as_keyword(place) if keywords else place}"
+        if name in theirs.split() and (path := _from_here(ours, valid)):
+            return f"write {_as_keyword(path) if keywords else path}"
     return ""
 
 
 def _from_here(ours: str, valid: set[str]) -> str:
     """The option's name as seen from the table that has these options; "" if it is not in or below that table."""
-    place, equals, value = ours.partition(" = ")
-    parts = place.split(".")
+    path, equals, value = ours.partition(" = ")
+    parts = path.split(".")
     start = next((index for index, part in enumerate(parts) if part in valid), None)
     return "" if start is None else ".".join(parts[start:]) + equals + value
 
 
-def _as_keyword(place: str) -> str:
+def _as_keyword(path: str) -> str:
     """`moe.top_k = 1` as Python has it: `moe=kl.MoE(top_k=1)`."""
-    name, _, value = place.partition(" = ")
+    name, _, value = path.partition(" = ")
     outer, _, inner = name.partition(".")
     if inner:
         return f"{outer}={CLASSES[outer]}({inner}={value or '...'})"

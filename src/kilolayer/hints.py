@@ -1,4 +1,4 @@
-"""What to do, in the words of the place where the user is: flags for the command, arguments for Python."""
+"""What to do, in the words of the interface that the user has: flags for the command, arguments for Python."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def flag(name: str) -> str:
     return f"--{name}" if _in_shell else f"{name}=True"
 
 
-def option(place: str, value: Value) -> str:
+def option(path: str, value: Value) -> str:
     """An option of a configuration: `--train.steps 40`, or `train={"steps": 40}`."""
     if _in_shell:
-        return argument(place, value)
-    table, _, name = place.partition(".")
+        return argument(path, value)
+    table, _, name = path.partition(".")
     return f'{table}={{"{name}": {_written(value)}}}'
 
 

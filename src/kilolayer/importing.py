@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 class Registry(dict[str, Item], Generic[Item]):
     """Things of one kind by their names.
 
-    kind: what they are called in errors, such as "recipe". path: the place of one in the source, `module:Class`. rename: how to
+    kind: what they are called in errors, such as "recipe". path: the path of one in the source, `module:Class`. rename: how to
     give one another name.
     """
 

@@ -62,9 +62,9 @@ def test_help_is_wrapped_to_the_terminal(
     start = "at the top of the file:"
     assert shown.partition(start)[2].split() == whole.partition(start)[2].split()
     lines = shown.splitlines()
-    place = next(index for index, line in enumerate(lines) if line.startswith("  kv_heads "))
-    assert lines[place + 1].startswith(" " * 23)
-    assert not lines[place + 1][23:].startswith(" ")
+    path = next(index for index, line in enumerate(lines) if line.startswith("  kv_heads "))
+    assert lines[path + 1].startswith(" " * 23)
+    assert not lines[path + 1][23:].startswith(" ")
 
 
 def test_help_names_what_an_option_may_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

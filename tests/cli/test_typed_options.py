@@ -14,7 +14,7 @@ from kilolayer.config import build, merge, override, overrides
 from kilolayer.data.examples import ExamplesConfig
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.data.tokenizer import TokenizerConfig
-from kilolayer.errors import IdleOptionError, InputError, OptionError
+from kilolayer.errors import InputError, OptionError, UnusedOptionError
 from kilolayer.tasks.config import RunConfig
 
 # What a file says, what is typed, and what comes of both: None stands for a value that is absent.
@@ -65,8 +65,8 @@ WINNERS = [
 ]
 
 
-def value_at(found: object, place: str) -> object:
-    for name in place.split("."):
+def value_at(found: object, path: str) -> object:
+    for name in path.split("."):
         found = getattr(found, name)
     return found
 
@@ -75,7 +75,7 @@ def value_at(found: object, place: str) -> object:
 def test_what_is_typed_wins_over_the_files_other_way_to_say_it(file: dict, typed: str, expected: dict) -> None:
     build(RunConfig, file)  # the file alone is sound
     config = build(RunConfig, override(RunConfig, file, overrides(typed.split())))
-    assert {place: value_at(config, place) for place in expected} == expected
+    assert {path: value_at(config, path) for path in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_is_typed_wins_over_the_files_other_way_to_say_it(file: dict, typed
     ],
 )
 def test_what_a_file_contradicts_or_leaves_without_effect_is_refused_as_without_the_rule(file: dict, typed: str) -> None:
-    with pytest.raises(IdleOptionError) as plain:
+    with pytest.raises(UnusedOptionError) as plain:
         build(RunConfig, merge(file, overrides(typed.split())))
-    with pytest.raises(IdleOptionError) as found:
+    with pytest.raises(UnusedOptionError) as found:
         build(RunConfig, override(RunConfig, file, overrides(typed.split())))
     assert str(found.value) == str(plain.value)
 
@@ -195,16 +195,16 @@ def test_counts_have_their_nouns_in_the_right_number() -> None:
 
 
 def test_what_to_type_next_is_what_this_shell_understands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = tmp_path / "bin"
-    place.mkdir()
+    path = tmp_path / "bin"
+    path.mkdir()
     for name in ("kilolayer", "activate"):
-        (place / name).write_text("#!/bin/sh\n", encoding="utf-8")
-        (place / name).chmod(0o755)
-    monkeypatch.setattr(sys, "argv", [str(place / "kilolayer"), "train"])
+        (path / name).write_text("#!/bin/sh\n", encoding="utf-8")
+        (path / name).chmod(0o755)
+    monkeypatch.setattr(sys, "argv", [str(path / "kilolayer"), "train"])
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    assert terminal.command() == str(place / "kilolayer")
-    assert terminal.activation_hint() == f"`source {place / 'activate'}` once in a shell, and the command there is kilolayer"
-    monkeypatch.setenv("PATH", f"{place}:/usr/bin")
+    assert terminal.command() == str(path / "kilolayer")
+    assert terminal.activation_hint() == f"`source {path / 'activate'}` once in a shell, and the command there is kilolayer"
+    monkeypatch.setenv("PATH", f"{path}:/usr/bin")
     assert (terminal.command(), terminal.activation_hint()) == ("kilolayer", None)
     monkeypatch.setattr(sys, "argv", [str(tmp_path / "kilolayer" / "__main__.py")])
     assert terminal.command() == f"{Path(sys.executable).name} -m kilolayer"

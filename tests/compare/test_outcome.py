@@ -15,8 +15,8 @@ DONE = {"test": {}, "weights": {}}
 
 def record(losses: list[float | None], valid: list[float | None] | None = None, **more: Any) -> Record:
     """A run with a row every ten steps."""
-    train = [{"kind": "train", "step": 10 * place, "nll": loss} for place, loss in enumerate(losses, 1)]
-    rows = [{"kind": "valid", "step": 10 * place, "loss": loss} for place, loss in enumerate(valid or [], 1)]
+    train = [{"kind": "train", "step": 10 * index, "nll": loss} for index, loss in enumerate(losses, 1)]
+    rows = [{"kind": "valid", "step": 10 * index, "loss": loss} for index, loss in enumerate(valid or [], 1)]
     settings: dict[str, Any] = {"config": {"train": {"steps": 10 * len(losses)}}, "scores": DONE}
     return Record(name="run", train=train, valid=rows, **settings | more)
 
@@ -63,8 +63,8 @@ def test_a_run_that_was_cut_has_diverged_where_that_has_lasted(losses: list[floa
 def stacks(*shares: float) -> list[dict[str, Any]]:
     """Checks of an encoder at every hundredth step, and of a decoder that is well."""
     return [
-        {"kind": "stacks", "step": 100 * place, "encoder": {"reached": share}, "decoder": {"reached": 1.0}}
-        for place, share in enumerate(shares, 1)
+        {"kind": "stacks", "step": 100 * index, "encoder": {"reached": share}, "decoder": {"reached": 1.0}}
+        for index, share in enumerate(shares, 1)
     ]
 
 

@@ -78,11 +78,11 @@ def test_the_position_is_restored_at_every_place(tmp_path: Path) -> None:
     for _ in range(2 * len(whole) + 5):
         states.append(json.loads(json.dumps(whole.state())))
         expected.append(next(whole))
-    for place, state in enumerate(states):
+    for index, state in enumerate(states):
         resumed = Batches(pairs, config, seed=3)
         resumed.load_state(state)
         assert resumed.state() == state
-        assert all(same(a, b) for a, b in zip(islice(resumed, 3), expected[place:], strict=False))
+        assert all(same(a, b) for a, b in zip(islice(resumed, 3), expected[index:], strict=False))
 
 
 def test_a_position_can_be_loaded_into_a_used_iterator(tmp_path: Path) -> None:

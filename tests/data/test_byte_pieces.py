@@ -264,7 +264,7 @@ def vocabulary_faults(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict
 BAD_TOKENIZERS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no model": (lambda table: table.pop("model"), "not a tokenizer.json"),
     "another model": (lambda table: table["model"].update(type="WordPiece"), "its model is 'WordPiece'"),
-    "normalisation": (lambda table: table.update(normalizer={"type": "NFC"}), "normalises text"),
+    "normalization": (lambda table: table.update(normalizer={"type": "NFC"}), "normalizes text"),
     "no splitting": (lambda table: table.update(pre_tokenizer=None), "not byte-level: its pre_tokenizer is None"),
     "other splitting": (lambda table: table.update(pre_tokenizer={"type": "Metaspace"}), "'Metaspace', not ByteLevel"),
     "no pattern": (lambda table: table["pre_tokenizer"].update(use_regex=False), "does not cut words as GPT-2"),

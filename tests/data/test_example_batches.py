@@ -59,7 +59,7 @@ def test_lengths_of_batches_are_few() -> None:
 
 
 LETTERS = "abcdefghijklmnopqrstuvw"
-EXAMPLES = [Example(letter * (1 + 3 * place), None, "xyz"[place % 3], place + 1) for place, letter in enumerate(LETTERS)]
+EXAMPLES = [Example(letter * (1 + 3 * index), None, "xyz"[index % 3], index + 1) for index, letter in enumerate(LETTERS)]
 
 
 def encoded(length: int = 40) -> EncodedExamples:
@@ -83,7 +83,7 @@ def test_every_example_is_in_each_epoch_once_in_another_order() -> None:
     batches = ExampleBatches(encoded(), rows=5, seed=3)
     assert len(batches) == 5
     epochs = [[row for batch in islice(batches, 5) for row in read(batch)] for _ in range(3)]
-    expected = sorted((letter, place % 3) for place, letter in enumerate(LETTERS))
+    expected = sorted((letter, index % 3) for index, letter in enumerate(LETTERS))
     assert [sorted(epoch) for epoch in epochs] == [expected] * 3
     assert epochs[0] != epochs[1] != epochs[2]
     assert (batches.epoch, batches.index) == (2, 5)
@@ -146,7 +146,7 @@ def test_in_order_gives_every_example_with_its_place() -> None:
     for members, batch in encoded().in_order(rows=4, most=21):
         seen |= dict(zip(members.tolist(), read(batch), strict=True))
         assert batch.parts[0].shape[0] == 4
-    assert seen == {place: (letter, place % 3) for place, letter in enumerate(LETTERS[:21])}
+    assert seen == {index: (letter, index % 3) for index, letter in enumerate(LETTERS[:21])}
 
 
 def test_numbers_are_kept_in_fp32_and_examples_without_labels_have_none() -> None:

@@ -42,10 +42,10 @@ def test_exactly_the_share_of_each_row_is_hidden_and_told(rate: float, span: flo
     for _ in range(20):
         tokens = made_rows(rng, 8, 60)
         before = tokens.copy()
-        masked, places, labels = masker.mask_tokens(tokens, rng)
+        masked, positions, labels = masker.mask_tokens(tokens, rng)
         assert np.array_equal(tokens, before)
-        assert places.shape == labels.shape == (8, masker.most)
-        for row, hidden, where, what in zip(tokens.tolist(), masked.tolist(), places.tolist(), labels.tolist(), strict=True):
+        assert positions.shape == labels.shape == (8, masker.most)
+        for row, hidden, where, what in zip(tokens.tolist(), masked.tolist(), positions.tolist(), labels.tolist(), strict=True):
             ordinary = [place for place, token in enumerate(row) if token > 3]
             count = max(1, round(rate * len(ordinary))) if ordinary else 0
             changed = [place for place in range(60) if hidden[place] != row[place]]
@@ -60,8 +60,8 @@ def test_eight_in_ten_are_masked_one_stays_and_one_is_another() -> None:
     rng = np.random.default_rng(2)
     tokens = np.full((400, 500), 7)
     tokens[:, 0], tokens[:, -1] = 2, 3
-    masked, places, labels = Masker(MaskingConfig(keep=0.1, random=0.1), 500, VOCABULARY).mask_tokens(tokens, rng)
-    found = np.take_along_axis(masked, places, 1)
+    masked, positions, labels = Masker(MaskingConfig(keep=0.1, random=0.1), 500, VOCABULARY).mask_tokens(tokens, rng)
+    found = np.take_along_axis(masked, positions, 1)
     total = labels.size
     assert (labels == 7).all()
     assert total == 400 * 75
@@ -72,7 +72,7 @@ def test_eight_in_ten_are_masked_one_stays_and_one_is_another() -> None:
     assert set(others.tolist()) <= set(range(4, VOCABULARY)) - {7}
     assert len(set(others.tolist())) > 900
     visible = masked.copy()
-    np.put_along_axis(visible, places, 7, 1)
+    np.put_along_axis(visible, positions, 7, 1)
     visible[:, 0] = 2
     assert np.array_equal(visible, tokens)
 
@@ -147,7 +147,7 @@ def test_the_same_row_is_masked_otherwise_in_the_next_epoch_and_under_another_se
     text, _ = made_text(tmp_path / "a", [14])  # one row, the same in each epoch
     masker = Masker(MaskingConfig(), 16, 200)
     by_seed = [
-        [next(batches).places[0].tolist() for _ in range(12)]
+        [next(batches).positions[0].tolist() for _ in range(12)]
         for batches in (MaskedText(PackedText(Documents(text), 1, 16, seed), masker) for seed in (0, 1))
     ]
     assert all(len(set(map(tuple, epochs))) > 6 for epochs in by_seed)
@@ -160,8 +160,8 @@ def test_parts_tell_by_their_number_what_rows_have(tmp_path: Path) -> None:
     found = {}
     for batch in islice(batches, len(batches)):
         found[len(batch.parts)] = batch
-        tokens, *seen, places, labels = batch.parts
-        assert places.shape == labels.shape == (1, 2)
+        tokens, *seen, positions, labels = batch.parts
+        assert positions.shape == labels.shape == (1, 2)
         assert [each.dtype for each in seen] == [torch.bool, torch.int64][: len(seen)]
         assert all(each.shape == tokens.shape for each in seen)
     assert set(found) == {3, 4, 5}  # a full row, a padded one, and two documents in one
@@ -173,7 +173,7 @@ def test_held_out_masks_never_change_and_do_not_depend_on_the_batch(tmp_path: Pa
 
     def drawn(size: int, most: int | None = None) -> list[torch.Tensor]:
         batches = list(fixed_masks(FixedRows(Documents(text), 16), masker, size, most))
-        return [torch.cat([getattr(batch, name) for batch in batches]) for name in ("places", "labels")] + [
+        return [torch.cat([getattr(batch, name) for batch in batches]) for name in ("positions", "labels")] + [
             torch.cat([batch.packed.tokens for batch in batches])
         ]
 
@@ -181,7 +181,7 @@ def test_held_out_masks_never_change_and_do_not_depend_on_the_batch(tmp_path: Pa
     for size in (2, 5, 100):
         assert all(map(torch.equal, drawn(size), whole))
     assert all(torch.equal(found, each[:6]) for found, each in zip(drawn(4, 6), whole, strict=True))
-    assert len(set(map(tuple, whole[0].tolist()))) > 3  # not the same places in each row
+    assert len(set(map(tuple, whole[0].tolist()))) > 3  # not the same positions in each row
 
 
 def test_bad_shares_are_refused() -> None:

@@ -95,10 +95,10 @@ def test_the_position_over_all_parts_is_restored(tmp_path: Path) -> None:
         states.append(json.dumps(whole.state()))
         expected.append(next(whole))
     assert whole.epoch > 1
-    for place, state in enumerate(states):
+    for index, state in enumerate(states):
         resumed = Batches(mixture, CONFIG, seed=4)
         resumed.load_state(json.loads(state))
-        assert all(same(a, b) for a, b in zip(expected[place : place + 3], resumed, strict=False))
+        assert all(same(a, b) for a, b in zip(expected[index : index + 3], resumed, strict=False))
 
 
 def test_large_mixtures_are_read_without_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

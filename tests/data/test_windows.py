@@ -65,9 +65,13 @@ def test_every_row_is_a_full_window_and_labels_are_inputs_shifted(text: TokenTex
             assert all(part.is_contiguous() for part in batch.parts)
             assert torch.equal(batch.inputs[:, 1:], batch.labels[:, :-1])
             for row, after in zip(batch.inputs.tolist(), batch.labels[:, -1].tolist(), strict=True):
-                places = [place for place in range(len(LINE) - length) if LINE[place : place + length + 1] == [*row, after]]
-                assert places
-                starts.append(places[0])
+                positions = [
+                    position
+                    for position in range(len(LINE) - length)
+                    if LINE[position : position + length + 1] == [*row, after]
+                ]
+                assert positions
+                starts.append(positions[0])
         firsts.append(starts)
     assert len(windows) == (len(LINE) - length) // length // rows
     if length == 16:
@@ -122,13 +126,13 @@ def test_in_order_every_token_is_a_label_once_with_enough_before_it(
         assert len(batch.inputs) <= rows
         counted = 0
         for inputs, labels in zip(batch.inputs.tolist(), batch.labels.tolist(), strict=True):
-            for place, label in enumerate(labels):
+            for position, label in enumerate(labels):
                 if label:
                     seen.append(label)
                     counted += 1
-                    context = min(len(seen), place + 1)
-                    assert inputs[place + 1 - context : place + 1] == LINE[len(seen) - context : len(seen)]
-                    assert place + 1 >= min(len(seen), length - stride + 1)
+                    context = min(len(seen), position + 1)
+                    assert inputs[position + 1 - context : position + 1] == LINE[len(seen) - context : len(seen)]
+                    assert position + 1 >= min(len(seen), length - stride + 1)
         assert counted == batch.tokens
     assert seen == LINE[1:]
 

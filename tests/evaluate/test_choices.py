@@ -59,9 +59,9 @@ def one_forward(model: kl.Decoder, context: np.ndarray, continuation: np.ndarray
     read = torch.from_numpy(whole[-(LENGTH + 1) :][:-1])
     logits = model.eval()(read[None]).logits[0].log_softmax(dim=-1)
     total, greedy = 0.0, True
-    for place, token in enumerate(continuation.tolist(), len(read) - len(continuation)):
-        total += float(logits[place, token])
-        greedy = greedy and int(logits[place].argmax()) == token
+    for index, token in enumerate(continuation.tolist(), len(read) - len(continuation)):
+        total += float(logits[index, token])
+        greedy = greedy and int(logits[index].argmax()) == token
     return total, greedy
 
 

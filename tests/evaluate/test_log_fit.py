@@ -28,10 +28,10 @@ def test_it_is_the_regression_of_scipy() -> None:
 
 def test_the_error_of_points_left_out_is_that_of_fits_without_them() -> None:
     missed = []
-    for place in range(len(DEPTHS)):
-        others = [index for index in range(len(DEPTHS)) if index != place]
+    for number in range(len(DEPTHS)):
+        others = [index for index in range(len(DEPTHS)) if index != number]
         slope, intercept = np.polyfit(np.log([DEPTHS[index] for index in others]), [SCORES[index] for index in others], 1)
-        missed.append(SCORES[place] - intercept - slope * math.log(DEPTHS[place]))
+        missed.append(SCORES[number] - intercept - slope * math.log(DEPTHS[number]))
     assert fit_log(DEPTHS, SCORES).left_out_error == pytest.approx(math.sqrt(sum(each**2 for each in missed) / 5))
 
 

@@ -22,7 +22,7 @@ from kilolayer.evaluate.stack_label import (
 
 
 def checks(*shares: float, moved: float = 0.3, every: int = 10) -> list[StackCheck]:
-    return [StackCheck(every * place, share, moved) for place, share in enumerate(shares, 1)]
+    return [StackCheck(every * index, share, moved) for index, share in enumerate(shares, 1)]
 
 
 def sides(own: list[StackCheck], lr: float = 1e-3) -> list[str]:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kilolayer.config import option_places
+from kilolayer.config import option_paths
 from kilolayer.tasks import registry
 
 BASES = {
     "translation": '[model]\nlayers = 2\ndim = 16\nheads = 2\nffn_dim = 32\n[data]\nfolder = "text"\ndirections = ["en-de"]\n',
     "causal_lm": 'task = "causal_lm"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[text]\ntrain = ["text"]\nlength = 32\n',
 }
-PLACES = sorted({place for task in registry.all_of() for place in option_places(task.load_config())})
+PLACES = sorted({path for task in registry.all_of() for path in option_paths(task.load_config())})
 WHOLE = [-1, 0, 1, 2, 3, 7, 60, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 2**70, 10**30]
 NUMBERS = [*map(str, WHOLE), "9" * 400, "-" + "9" * 400, "9" * 5000, "0x" + "f" * 5000, "0b1", "1_000"]
 FRACTIONS = [
@@ -79,8 +79,8 @@ class Trial:
         """What is typed after the verb; its files are written into a folder."""
         (folder / "base.toml").write_text(BASES[self.base], encoding="utf-8")
         if self.typed:
-            return [str(folder / "base.toml"), *(f"--{place}={value}" for place, value in self.options if "." in place)]
-        lines = ['extends = "base.toml"', *(f"{place} = {value}" for place, value in self.options)]
+            return [str(folder / "base.toml"), *(f"--{path}={value}" for path, value in self.options if "." in path)]
+        lines = ['extends = "base.toml"', *(f"{path} = {value}" for path, value in self.options)]
         (folder / "odd.toml").write_text("\n".join(lines), encoding="utf-8")
         return [str(folder / "odd.toml")]
 
@@ -93,20 +93,20 @@ def trials(count: int, seed: int) -> Iterator[Trial]:
         yield Trial(dice.choice(list(BASES)), tuple(options.items()), dice.random() < 0.5)
 
 
-def _mangled(dice: random.Random, place: str) -> str:
+def _mangled(dice: random.Random, path: str) -> str:
     """The name of an option; of seven one is misspelt, one put elsewhere or cut."""
     match dice.randrange(14):
         case 0:
-            cut = dice.randrange(len(place))
-            return place[:cut] + dice.choice(["x", "..", "\u00e9", '"', " ", "-" * 5000]) + place[cut + 1 :]
+            cut = dice.randrange(len(path))
+            return path[:cut] + dice.choice(["x", "..", "\u00e9", '"', " ", "-" * 5000]) + path[cut + 1 :]
         case 1:
-            return ".".join([place] * dice.choice([2, 50, 3000]))
+            return ".".join([path] * dice.choice([2, 50, 3000]))
         case 2:
-            return place.partition(".")[0]
+            return path.partition(".")[0]
         case 3:
-            return place.rpartition(".")[2]
+            return path.rpartition(".")[2]
         case _:
-            return place
+            return path
 
 
 NORMS = {"encoder": [0.1, 0.2], "decoder": [0.3, 0.4]}
@@ -197,8 +197,8 @@ def write_odd_run(folder: Path, seed: int) -> None:
         "log.txt": "start\nWARNING \x1b[2J\n",
     }
     if odd == "config.toml":
-        places = dict.fromkeys((_mangled(dice, dice.choice(PLACES)) for _ in range(dice.choice([1, 2]))), dice.choice(VALUES))
-        files["config.toml"] = "\n".join([*(f"{place} = {value}" for place, value in places.items()), "[model]\nlayers = 2"])
+        paths = dict.fromkeys((_mangled(dice, dice.choice(PLACES)) for _ in range(dice.choice([1, 2]))), dice.choice(VALUES))
+        files["config.toml"] = "\n".join([*(f"{path} = {value}" for path, value in paths.items()), "[model]\nlayers = 2"])
     for name, text in files.items():
         data = text.encode("utf-8", "surrogatepass")
         if name == odd and dice.random() < 0.1:

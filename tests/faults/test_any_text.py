@@ -59,7 +59,7 @@ def read_all(strings: list[bytes], tokenizers: list[Tokenizer], folder: Path) ->
         for name in ("text.txt", "text.jsonl", "text.txt.gz"):
             path = folder / name
             path.write_bytes(data)
-            for place in (place_of_fault(read_lines, path), place_of_fault(pieces, path), place_of_fault(count, path)):
+            for place in (fault_location(read_lines, path), fault_location(pieces, path), fault_location(count, path)):
                 assert place.startswith(str(path)) or not place
 
 
@@ -71,7 +71,7 @@ def count(path: Path) -> Iterator[int]:
     yield count_lines(path)
 
 
-def place_of_fault(read: Callable[[Path], Iterator[object]], path: Path) -> str:
+def fault_location(read: Callable[[Path], Iterator[object]], path: Path) -> str:
     """Where a file cannot be read; empty where it can."""
     try:
         for _ in read(path):
@@ -132,7 +132,7 @@ def test_documents_nested_without_end_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("spaces", [0, 1], ids=["no space", "one space"])
 def test_a_vocabulary_of_text_without_spaces_gives_every_text_back(kind: str, spaces: int, tmp_path: Path) -> None:
     dice = random.Random(0)
-    letters = [chr(0x4E00 + place) for place in range(60)]
+    letters = [chr(0x4E00 + index) for index in range(60)]
     lines = ["".join(dice.choices(letters, k=30)) for _ in range(300)]
     path = tmp_path / "text.txt"
     path.write_text("\n".join(lines) + " " * spaces, encoding="utf-8")

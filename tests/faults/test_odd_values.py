@@ -77,12 +77,12 @@ REFUSED = {
 @pytest.mark.matrix(6)
 @pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in REFUSED.items() for value in values])
 def test_numbers_and_names_out_of_bounds_are_refused(
-    place: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    path: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["train", "--run", str(tmp_path / "run"), f"--{place}={value}"]) == 2
+    assert main(["train", "--run", str(tmp_path / "run"), f"--{path}={value}"]) == 2
     told = capsys.readouterr().err
     assert len(told) < 1000
-    assert place.rpartition(".")[2] in told or "cannot be read" in told
+    assert path.rpartition(".")[2] in told or "cannot be read" in told
     assert not (tmp_path / "run").exists()
 
 

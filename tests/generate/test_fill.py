@@ -75,17 +75,17 @@ def test_guesses_are_the_most_probable_tokens_of_one_forward_a_text(options: dic
         ids = masked_tokens(text, vocabulary, 20)
         with torch.no_grad():
             shares = model(torch.tensor([ids])).logits[0].softmax(dim=-1)
-        places = [place for place, token in enumerate(ids) if token == 260]
+        positions = [position for position, token in enumerate(ids) if token == 260]
         assert each.text == text
-        assert len(each.masks) == len(places)
-        for place, guesses in zip(places, each.masks, strict=True):
-            best = sorted(range(4, 260), key=lambda token, at=place: -float(shares[at, token]))[:3]
+        assert len(each.masks) == len(positions)
+        for position, guesses in zip(positions, each.masks, strict=True):
+            best = sorted(range(4, 260), key=lambda token, at=position: -float(shares[at, token]))[:3]
             assert [guess.id for guess in guesses] == best
             assert [guess.probability for guess in guesses] == pytest.approx(
-                [float(shares[place, token]) for token in best], rel=1e-5
+                [float(shares[position, token]) for token in best], rel=1e-5
             )
             assert guesses[0].token == vocabulary.decode([best[0]])
-            ids[place] = best[0]
+            ids[position] = best[0]
         assert each.filled == vocabulary.decode(ids)
 
 

@@ -20,15 +20,15 @@ class MeanNorm(Norm):
         self.weight.fill_(1.0)
 
     @staticmethod
-    def normalise(x: Tensor, eps: float) -> Tensor:
+    def normalize(x: Tensor, eps: float) -> Tensor:
         return x / (x.abs().mean(dim=-1, keepdim=True) + eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.weight * self.normalise(x.to(self.weight.dtype), self.eps)).to(x.dtype)
+        return (self.weight * self.normalize(x.to(self.weight.dtype), self.eps)).to(x.dtype)
 
 
 class Tanh(Norm):
-    """weight * tanh(alpha x), which is no norm of the form weight * normalise(x) + bias."""
+    """weight * tanh(alpha x), which is no norm of the form weight * normalize(x) + bias."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.cache import LayerCache
-from kilolayer.layers.initialise import initialise
+from kilolayer.layers.initialize import initialize
 from kilolayer.layers.mask import Mask, causal_grid
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Rotary
@@ -34,7 +34,7 @@ MASKS = {
 
 def make(kind: type[Attention], **options: Any) -> Any:
     f = kind(LayerOptions(dim=DIM, heads=6, ffn_dim=8, **options), Plan()).double()
-    initialise(f, 0)
+    initialize(f, 0)
     return f.eval()
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.layers.block import Block, CrossBlock, make_block
-from kilolayer.layers.initialise import initialise
+from kilolayer.layers.context import AttentionContext
+from kilolayer.layers.initialize import initialize
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.options import LayerOptions
-from kilolayer.layers.view import View
 from kilolayer.recipes.base import Depths
 
 OPTIONS = LayerOptions(dim=8, heads=2, ffn_dim=12)
@@ -26,7 +26,7 @@ SUBLAYERS = {
 
 def make(recipe: str, kind: type[Block]) -> Any:
     block = make_block(OPTIONS, recipes.get(recipe), "decoder" if kind is CrossBlock else "encoder", 1, PAIRED).double()
-    initialise(block, 0)
+    initialize(block, 0)
     assert type(block) is kind
     return block.eval()
 
@@ -40,12 +40,12 @@ def states(length: int, seed: int) -> Tensor:
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
 def test_a_block_is_its_sublayers_in_order(kind: type[Block], recipe: str) -> None:
     block, x, memory = make(recipe, kind), states(5, 1), states(4, 2)
-    view = View(Mask(causal=True), memory=memory, memory_mask=Mask())
-    y = block.self_attention(x, view.mask)
+    context = AttentionContext(Mask(causal=True), memory=memory, memory_mask=Mask())
+    y = block.self_attention(x, context.mask)
     if kind is CrossBlock:
         y = block.cross_attention(y, memory, Mask())
     y = block.feedforward(y)
-    found, routing = block(x, view)
+    found, routing = block(x, context)
     assert torch.equal(found, y)
     assert routing is None
 
@@ -55,7 +55,7 @@ def test_the_sublayers_are_listed_as_they_are_called(kind: type[Block]) -> None:
     block, calls = make("deepnorm", kind), []
     for name, sublayer in block.named_children():
         sublayer.register_forward_hook(lambda *_, name=name: calls.append(name))
-    block(states(5, 1), View(Mask(), memory=states(4, 2), memory_mask=Mask()))
+    block(states(5, 1), AttentionContext(Mask(), memory=states(4, 2), memory_mask=Mask()))
     assert tuple(calls) == tuple(block.kinds()) == SUBLAYERS[kind]
     assert [getattr(block, name) for name in calls] == block.sublayers()
 
@@ -64,16 +64,16 @@ def test_the_sublayers_are_listed_as_they_are_called(kind: type[Block]) -> None:
 @pytest.mark.parametrize("kind", SUBLAYERS)
 def test_the_branch_scale_of_a_layer_is_one_parameter(kind: type[Block]) -> None:
     block, x = make("rezero", kind), states(5, 1)
-    view = View(Mask(), memory=states(4, 2), memory_mask=Mask())
+    context = AttentionContext(Mask(), memory=states(4, 2), memory_mask=Mask())
     shared = [name for name, _ in block.named_parameters() if "branch" in name]
     assert shared == ["layer_branch.weight"]
     assert all(sublayer.branch is block.layer_branch for sublayer in block.sublayers())
-    assert torch.equal(block(x, view).states, x)  # it begins at 0
+    assert torch.equal(block(x, context).states, x)  # it begins at 0
     block.layer_branch.weight.fill_(0.3)
     y = x
-    for sublayer, inputs in zip(block.sublayers(), [(Mask(),), (view.memory, Mask()), ()], strict=False):
+    for sublayer, inputs in zip(block.sublayers(), [(Mask(),), (context.memory, Mask()), ()], strict=False):
         y = y + 0.3 * sublayer.f(y, *(inputs if sublayer is not block.feedforward else ()))
-    torch.testing.assert_close(block(x, view).states, y)
+    torch.testing.assert_close(block(x, context).states, y)
 
 
 def test_a_recipe_without_a_shared_scale_has_none() -> None:

@@ -95,13 +95,13 @@ def test_no_padding_and_no_documents_leave_the_fast_kernels_free() -> None:
 @settings(deadline=None)
 def test_positions_start_anew_in_each_document(lengths: list[int]) -> None:
     segments = torch.tensor([[document for document, length in enumerate(lengths) for _ in range(length)]])
-    places = position_ids(segments.shape[1], device=CPU, real=None, segments=segments)
-    assert places.tolist() == [[place for length in lengths for place in range(length)]]
+    positions = position_ids(segments.shape[1], device=CPU, real=None, segments=segments)
+    assert positions.tolist() == [[position for length in lengths for position in range(length)]]
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8))
 @settings(deadline=None)
 def test_positions_do_not_count_padding(real: list[bool]) -> None:
-    places = position_ids(len(real), device=CPU, real=torch.tensor([real]), segments=None)[0].tolist()
-    counted = [place for place, is_real in zip(places, real, strict=True) if is_real]
+    positions = position_ids(len(real), device=CPU, real=torch.tensor([real]), segments=None)[0].tolist()
+    counted = [position for position, is_real in zip(positions, real, strict=True) if is_real]
     assert counted == list(range(sum(real)))

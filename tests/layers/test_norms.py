@@ -22,7 +22,7 @@ from kilolayer.recipes.base import NORM, NormSpec, Plan
 from kilolayer.runs.export import export
 from kilolayer.speed.fast import fast_form, unfused_residuals
 from kilolayer.speed.operators import kernels
-from kilolayer.speed.written import WrittenStack, write_out
+from kilolayer.speed.written import WrittenStack, unroll_for_cpu
 
 OWN = "own_norm:MeanNorm"
 SIZES: dict[str, Any] = {"dim": 8, "heads": 2, "ffn_dim": 12, "layers": 2, "vocab_size": 11, "norm": OWN}
@@ -51,7 +51,7 @@ def test_every_norm_is_its_formula(name: str) -> None:
     centred = x - x.mean(-1, keepdim=True) if name == "layer" else x
     expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-3).sqrt()
     torch.testing.assert_close(norm(x), expected * norm.weight)
-    torch.testing.assert_close(norm_class(name).normalise(x, 1e-3), expected)
+    torch.testing.assert_close(norm_class(name).normalize(x, 1e-3), expected)
 
 
 def test_a_plan_can_name_a_norm_and_its_eps() -> None:
@@ -108,13 +108,13 @@ def test_it_trains_alike_in_plain_and_fast_form(recipe: str, moe: Any) -> None:
     for name, grad in grads.items():
         torch.testing.assert_close(others[name], grad, msg=name)
     assert [form.decoder._inspections[layer].reason() for layer in range(2)] == [None, None]  # the layers ran by operators
-    form.lower(torch.bfloat16)
+    form.cast_weights(torch.bfloat16)
     assert all(text.endswith("because their norms are MeanNorms") for text in unfused_residuals(form))
 
 
 def test_it_is_written_out_for_the_cpu() -> None:
     model = build("decoder", "peri_ln").eval()
-    written = write_out(model)
+    written = unroll_for_cpu(model)
     assert isinstance(written.decoder, WrittenStack)
     torch.testing.assert_close(written(TOKENS).logits, model(TOKENS).logits)
 
@@ -131,7 +131,7 @@ def test_no_scale_is_moved_through_it() -> None:
 
 
 def test_a_norm_without_a_common_form_is_refused_inside_experts() -> None:
-    with pytest.raises(OptionError, match="no `normalise`"):
+    with pytest.raises(OptionError, match="no `normalize`"):
         build(recipe="sub_ln", moe={"experts": 2}, norm="own_norm:Tanh")
     build(recipe="deepnorm", moe={"experts": 2}, norm="own_norm:Tanh")
 

@@ -20,7 +20,7 @@ from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.operators import kernels
-from kilolayer.speed.written import WrittenStack, write_out
+from kilolayer.speed.written import WrittenStack, unroll_for_cpu
 
 SIZES: dict[str, Any] = {"dim": 16, "heads": 4, "ffn_dim": 12, "layers": 2, "vocab_size": 11, "qk_norm": True}
 SOURCE = torch.tensor([[3, 5, 2, 9, 4, 0], [8, 1, 7, 1, 8, 6]])
@@ -47,10 +47,10 @@ def normed(x: Tensor, norm: Any) -> Tensor:
     return y if norm.bias is None else y + norm.bias
 
 
-def rotated(x: Tensor, place: int) -> Tensor:
+def rotated(x: Tensor, position: int) -> Tensor:
     """RoPE on pairs (i, i + half), written out."""
     half = len(x) // 2
-    angle = place * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
+    angle = position * 10000.0 ** (-torch.arange(half, dtype=x.dtype) / half)
     first, second = x[:half], x[half:]
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()])
 
@@ -148,7 +148,7 @@ def test_cached_decoding_gives_the_logits_of_the_whole(norm: str, positions: str
     model = build(shape, norm=norm, positions=positions).eval()
     pair = isinstance(model, kl.EncoderDecoder)
     whole = model(SOURCE, TARGET).logits if pair else model(TARGET).logits
-    form = write_out(model) if written else model
+    form = unroll_for_cpu(model) if written else model
     assert isinstance(form.decoder, WrittenStack) is written
     cache, source = form.new_cache(TARGET.shape[1]), form.encode(SOURCE) if pair else None
     steps = [form.decode(token, source, cache=cache) if pair else form(token, cache=cache) for token in TARGET.split(1, dim=1)]

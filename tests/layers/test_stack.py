@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
+from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.sublayer import DropPath
-from kilolayer.layers.view import Sequences, View
 
 LAYERS = 3
 
@@ -39,7 +39,7 @@ def test_each_block_reads_the_output_of_the_one_before(recipe: str, has_top: boo
     stack, x = stack_of(recipe), states()
     kept = [x]
     for block in stack.blocks:
-        kept.append(block(kept[-1], View(Mask())).states)
+        kept.append(block(kept[-1], AttentionContext(Mask())).states)
     out = stack(Sequences(x), hidden_states=True)
     assert all(torch.equal(found, expected) for found, expected in zip(out.hidden_states, kept, strict=True))
     torch.testing.assert_close(out.states, normed(kept[-1], stack.top_norm) if has_top else kept[-1])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.initialise import initialise
+from kilolayer.layers.initialize import initialize
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stream import LayerOutput, Pair
@@ -43,7 +43,7 @@ def make(kind: type[Sublayer], f: nn.Module, plan: Plan) -> Any:
         sublayer = kind(f, OPTIONS, plan)
     finally:
         torch.set_default_dtype(torch.float32)
-    initialise(sublayer, 0)
+    initialize(sublayer, 0)
     with torch.no_grad():
         for weight in sublayer.parameters():
             weight += torch.rand(weight.shape, dtype=weight.dtype)

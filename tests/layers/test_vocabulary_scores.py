@@ -43,7 +43,7 @@ def test_a_model_gives_fp32_logits_where_no_gradient_is_asked() -> None:
     tokens = torch.arange(1, 9)[None]
     for tied in (True, False):
         model = kl.Decoder(vocab_size=50, dim=16, heads=2, ffn_dim=32, layers=2, tie_embeddings=tied).eval()
-        model.lower(torch.bfloat16)
+        model.cast_weights(torch.bfloat16)
         assert model(tokens).logits.dtype == torch.bfloat16
         with torch.inference_mode():
             assert model(tokens).logits.dtype == torch.float32

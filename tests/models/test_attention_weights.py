@@ -48,17 +48,17 @@ def attention_by_loop(attention: Attention, inputs: tuple[Any, ...], visible: Te
     weights = torch.zeros(*query.shape[:3], key.shape[2], dtype=torch.float64)
     for row in range(query.shape[0]):
         for head in range(attention.heads):
-            for place in range(query.shape[2]):
-                seen = visible[row, place].nonzero().flatten().tolist()
+            for index in range(query.shape[2]):
+                seen = visible[row, index].nonzero().flatten().tolist()
                 scores = []
                 for other in seen:
-                    score = float(query[row, head, place] @ key[row, head // shared, other]) / math.sqrt(width)
+                    score = float(query[row, head, index] @ key[row, head // shared, other]) / math.sqrt(width)
                     if mask.values is not None:
-                        score += float(mask.values.expand(weights.shape)[row, head, place, other])
+                        score += float(mask.values.expand(weights.shape)[row, head, index, other])
                     scores.append(score)
                 total = sum(math.exp(score) for score in scores)
                 for other, score in zip(seen, scores, strict=True):
-                    weights[row, head, place, other] = math.exp(score) / total
+                    weights[row, head, index, other] = math.exp(score) / total
     return weights
 
 

@@ -148,7 +148,7 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1.0, 2.0]])), "int64"),
     (lambda: encoder()(torch.zeros(2, 0).long()), "at least one sequence"),
     (lambda: encoder()(embeddings=torch.zeros(2, 0, 16)), "at least one position"),
-    (lambda: encoder().materialise("cpu"), "already has its weights"),
+    (lambda: encoder().materialize("cpu"), "already has its weights"),
     (lambda: encoder()(), "ids or embeddings"),
     (lambda: encoder()(torch.tensor([[1]]), embeddings=torch.zeros(1, 1, 16)), "ids or embeddings"),
     (lambda: encoder()(embeddings=torch.zeros(1, 3, 8)), r"\[batch, length, 16\]"),
@@ -156,12 +156,12 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 3).bool()), r"mask has shape \[1, 3\]"),
     (lambda: encoder()(torch.tensor([[1, 2]]), mask=torch.ones(1, 2)), "give bool"),
     (lambda: encoder()(torch.tensor([[1, 2]]), segments=torch.ones(2, 2).long()), "segments has shape"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[2]])), r"range from 2 to 2[\s\S]*0 to 1"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[-1]])), "range from -1"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([1])), r"shape \[1\][\s\S]*\[1, k\]"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[1], [0]])), r"shape \[2, 1\]"),
-    (lambda: encoder()(torch.tensor([[1, 2]]), places=torch.tensor([[True]])), "places are torch.bool"),
-    (lambda: encoder(vocab_size=None)(embeddings=torch.ones(1, 2, 16), places=torch.tensor([[1]])), "without a vocabulary"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), positions=torch.tensor([[2]])), r"range from 2 to 2[\s\S]*0 to 1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), positions=torch.tensor([[-1]])), "range from -1"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), positions=torch.tensor([1])), r"shape \[1\][\s\S]*\[1, k\]"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), positions=torch.tensor([[1], [0]])), r"shape \[2, 1\]"),
+    (lambda: encoder()(torch.tensor([[1, 2]]), positions=torch.tensor([[True]])), "positions are torch.bool"),
+    (lambda: encoder(vocab_size=None)(embeddings=torch.ones(1, 2, 16), positions=torch.tensor([[1]])), "without a vocabulary"),
     (
         lambda: translator(positions="learned", max_length=4)(torch.ones(1, 5).long(), torch.ones(1, 2).long()),
         "5 positions is longer than the 4",
@@ -250,12 +250,12 @@ def test_a_place_or_a_dtype_that_no_model_has_is_refused_before_it_is_built(opti
     with pytest.raises(OptionError, match=message):
         decoder(**options)
     with pytest.raises(OptionError, match=message):
-        decoder(device="meta").materialise(**{"device": "cpu", **options})
+        decoder(device="meta").materialize(**{"device": "cpu", **options})
 
 
 def test_a_dtype_to_lower_to_is_checked() -> None:
     with pytest.raises(OptionError, match="dtype is 'bf16'"):
-        decoder().lower("bf16")  # pyright: ignore[reportArgumentType]
+        decoder().cast_weights("bf16")  # pyright: ignore[reportArgumentType]
 
 
 def test_xpos_is_refused_in_fp16() -> None:

@@ -58,9 +58,9 @@ def close(found: Tensor, expected: Tensor) -> None:
 each_recipe_and_positions = pytest.mark.parametrize(
     ("recipe", "positions"),
     [
-        pytest.param(recipe, positions, marks=() if number % len(POSITIONS) == place else pytest.mark.slow)
+        pytest.param(recipe, positions, marks=() if number % len(POSITIONS) == position else pytest.mark.slow)
         for number, recipe in enumerate(RECIPES)
-        for place, positions in enumerate(POSITIONS)
+        for position, positions in enumerate(POSITIONS)
     ],
 )
 
@@ -196,9 +196,9 @@ def test_an_encoder_without_positions_is_blind_to_order() -> None:
 def test_xpos_scores_decay_with_the_distance_and_rotate_as_rotary() -> None:
     from kilolayer.layers.position import Rotary
 
-    places = torch.arange(40)[None]
+    positions = torch.arange(40)[None]
     query = torch.randn(1, 1, 1, 16, dtype=torch.float64).expand(1, 1, 40, 16)
-    plain, decaying = (Rotary(16, decays)(places, torch.float64) for decays in (False, True))
+    plain, decaying = (Rotary(16, decays)(positions, torch.float64) for decays in (False, True))
     share = (torch.arange(0, 16, 2, dtype=torch.float64) / 16 + 0.4) / 1.4
     for early, late in ((3, 3), (0, 17), (5, 39)):
         turned = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import kilolayer as kl
-from kilolayer.config import build, option_places
+from kilolayer.config import build, option_paths
 from kilolayer.errors import UnknownOptionError, nearest
 from kilolayer.foreign_options import ABSENT, OURS
 from kilolayer.tasks.config import RunConfig
@@ -80,7 +80,7 @@ def test_all_unknown_options_are_answered_at_once() -> None:
 
 def test_our_name_for_an_option_is_an_option() -> None:
     assert not [name for name, count in _counts().items() if count > 1]
-    assert {ours.partition(" = ")[0] for ours in OURS} <= set(option_places(TranslationConfig))
+    assert {ours.partition(" = ")[0] for ours in OURS} <= set(option_paths(TranslationConfig))
 
 
 def _counts() -> dict[str, int]:

@@ -34,7 +34,7 @@ def test_a_head_reads_the_first_state_or_the_mean_of_the_real_ones(pool: str) ->
     weights = {name: weight.detach() for name, weight in model.named_parameters() if name.startswith("head.")}
     for row, length in ((0, 4), (1, 6)):
         states = out.states[row, :length]
-        pooled = states[0] if pool == "first" else sum(states[place] for place in range(length)) / length
+        pooled = states[0] if pool == "first" else sum(states[position] for position in range(length)) / length
         hidden = torch.tanh(weights["head.dense.weight"] @ pooled + weights["head.dense.bias"])
         expected = weights["head.output.weight"] @ hidden + weights["head.output.bias"]
         torch.testing.assert_close(out.logits[row], expected, rtol=1e-12, atol=1e-12)
@@ -74,7 +74,7 @@ def test_dropout_stands_before_the_scores() -> None:
 def test_a_lowered_model_keeps_its_head_precise(residual: torch.dtype) -> None:
     model = encoder(dtype=torch.float32, pool="mean")
     precise = model(TOKENS).logits
-    changed = model.lower(torch.bfloat16, residual)
+    changed = model.cast_weights(torch.bfloat16, residual)
     assert {weight.dtype for weight in model.head.parameters()} == {torch.float32}
     assert not set(changed) & set(model.head.parameters())
     logits = model(TOKENS).logits
@@ -139,8 +139,8 @@ def test_heads_that_cannot_be_are_refused(options: dict[str, Any], message: str)
 
 
 def test_a_head_leaves_no_places_to_score() -> None:
-    with pytest.raises(InputError, match="places has no effect on a model with a head"):
-        encoder()(TOKENS, places=torch.zeros(3, 1, dtype=torch.int64))
+    with pytest.raises(InputError, match="positions has no effect on a model with a head"):
+        encoder()(TOKENS, positions=torch.zeros(3, 1, dtype=torch.int64))
 
 
 def test_images_have_heads_without_a_vocabulary() -> None:

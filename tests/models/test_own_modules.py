@@ -19,7 +19,7 @@ from kilolayer.layers.attention import SelfAttention
 from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.dead_units import dead_units
 from kilolayer.probe.propagation import gradient_profile
-from kilolayer.speed.written import write_out
+from kilolayer.speed.written import unroll_for_cpu
 
 TOKENS = torch.tensor([[3, 5, 2, 9, 4], [7, 1, 8, 6, 2]])
 
@@ -113,7 +113,7 @@ def test_it_decodes_with_a_cache_as_without() -> None:
     cache = model.new_cache(5)
     steps = [model(TOKENS[:, i : i + 1], cache=cache).logits for i in range(5)]
     torch.testing.assert_close(torch.cat(steps, dim=1), model(TOKENS).logits)
-    assert write_out(model) is model
+    assert unroll_for_cpu(model) is model
     search = SearchConfig(method="greedy", max_length_factor=0.0, max_length_extra=4)
     assert len(generate(model, TOKENS, search)) == 2
 
@@ -156,6 +156,6 @@ def test_what_cannot_take_it_says_so() -> None:
     with pytest.raises(FoldError, match="a module that fold does not know"):
         kl.fold(model)
     with pytest.raises(OptionError, match="cannot be computed in int8"):
-        write_out(model.float(), int8=True)
+        unroll_for_cpu(model.float(), int8=True)
     with pytest.raises(InputError, match=r"(?s)a Linear has weight, bias.*feedforward\.f\.inner"):
-        model.initialise()
+        model.initialize()

@@ -169,8 +169,8 @@ def test_post_ln_encoder_is_bert() -> None:
     tokens, mask, types = random_tokens(3, 9), left_padded([9, 5, 2]), torch.randint(2, (3, 9))
     mask[0, 4] = False
     # BERT counts padding among its positions, and ours does not.
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    inputs = {"attention_mask": mask.long(), "token_type_ids": types, "position_ids": places}
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    inputs = {"attention_mask": mask.long(), "token_type_ids": types, "position_ids": positions}
     expected = bert(tokens, **inputs, output_hidden_states=True)
     actual = ours(tokens, mask=mask, types=types, hidden_states=True)
     torch.testing.assert_close(actual.logits, expected.logits, **FP64)
@@ -231,8 +231,8 @@ def test_pre_ln_decoder_is_gpt2() -> None:
 def test_pre_ln_decoder_is_gpt2_behind_left_padding() -> None:
     gpt2, ours = gpt2_and_ours()
     tokens, mask = random_tokens(3, 9), left_padded([9, 5, 2])
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    expected = gpt2(tokens, attention_mask=mask.long(), position_ids=places).logits
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    expected = gpt2(tokens, attention_mask=mask.long(), position_ids=positions).logits
     torch.testing.assert_close(ours(tokens, mask=mask).logits[mask], expected[mask], **FP64)
 
 
@@ -259,7 +259,7 @@ def test_pre_ln_decoder_has_gpt2s_gradients() -> None:
 
 def marian_sinusoids(length: int, dim: int) -> Tensor:
     """Marian's table by Marian's formula, not rounded to fp32."""
-    angles = np.array([[place / 10_000 ** (2 * pair / dim) for pair in range(dim // 2)] for place in range(length)])
+    angles = np.array([[position / 10_000 ** (2 * pair / dim) for pair in range(dim // 2)] for position in range(length)])
     return torch.from_numpy(np.concatenate([np.sin(angles), np.cos(angles)], axis=1))
 
 
@@ -284,12 +284,12 @@ def marian_and_ours() -> tuple[MarianMTModel, kl.EncoderDecoder]:
         attn_implementation="eager",
     )
     marian = MarianMTModel(config)
-    places = [marian.model.encoder.embed_positions, marian.model.decoder.embed_positions]
+    positions = [marian.model.encoder.embed_positions, marian.model.decoder.embed_positions]
     precise = marian_sinusoids(16, DIM)
-    for table in places:
+    for table in positions:
         torch.testing.assert_close(table.weight.data, precise.float())
     perturbed(marian)
-    for table in places:
+    for table in positions:
         table.weight.data.copy_(precise)
     return marian, ours_of(Marian(), marian)
 
@@ -370,11 +370,11 @@ def llama_options(kv_heads: int) -> LayerOptions:
     )
 
 
-def llama_rotary_tables(config: LlamaConfig, places: Tensor) -> tuple[Tensor, Tensor]:
+def llama_rotary_tables(config: LlamaConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Llama's cosines and sines [1, length, head width] by its own formula, not rounded to fp32."""
     pairs = torch.arange(0, DIM // HEADS, 2, dtype=torch.float64)
-    angles = (places[..., None] / 10_000 ** (pairs / (DIM // HEADS))).repeat(1, 1, 2)
-    rounded = LlamaRotaryEmbedding(config)(angles, places)
+    angles = (positions[..., None] / 10_000 ** (pairs / (DIM // HEADS))).repeat(1, 1, 2)
+    rounded = LlamaRotaryEmbedding(config)(angles, positions)
     torch.testing.assert_close((angles.cos(), angles.sin()), rounded, **FP32_INSIDE)
     return angles.cos(), angles.sin()
 
@@ -384,11 +384,11 @@ def test_rotary_self_attention_is_llamas(kv_heads: int) -> None:
     config, options = llama_config(kv_heads), llama_options(kv_heads)
     theirs = perturbed(LlamaAttention(config, layer_idx=0))
     ours = with_weights(SelfAttention(options, Plan()), llama_attention_in_our_names(theirs, value))
-    x, places = torch.randn(2, 40, DIM, dtype=torch.float64), torch.arange(40)[None]
+    x, positions = torch.randn(2, 40, DIM, dtype=torch.float64), torch.arange(40)[None]
     # With a mask of its own, Hugging Face repeats the key heads instead of leaving the grouping to SDPA, as we do.
     allowed = torch.ones(1, 1, 40, 40, dtype=torch.bool).tril()
-    expected, _ = theirs(x, llama_rotary_tables(config, places), allowed)
-    rotation = Rotary(options.head_dim, decays=False)(places, x.dtype)
+    expected, _ = theirs(x, llama_rotary_tables(config, positions), allowed)
+    rotation = Rotary(options.head_dim, decays=False)(positions, x.dtype)
     torch.testing.assert_close(ours(x, Mask(causal=True), rotation), expected, **FP64)
 
 
@@ -420,8 +420,8 @@ def test_pre_ln_decoder_is_llama_behind_left_padding() -> None:
     with_weights(ours, llama_in_our_names(llama, value))
     mask = left_padded([9, 5, 2])
     tokens = random_tokens(3, 9).masked_fill(~mask, PAD)
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    expected = llama(tokens, attention_mask=mask.long(), position_ids=places).logits
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    expected = llama(tokens, attention_mask=mask.long(), position_ids=positions).logits
     torch.testing.assert_close(ours(tokens).logits[mask], expected[mask], **FP32_INSIDE)
 
 
@@ -435,5 +435,5 @@ def test_relative_bias_is_t5s(causal: bool, queries: int, keys: int) -> None:
     theirs = perturbed(T5Attention(config, has_relative_attention_bias=True, layer_idx=0))
     ours = with_weights(RelativeBias(HEADS, causal, DIM), {"weight": value(theirs.relative_attention_bias.weight)})
     expected = theirs.compute_bias(queries, keys, past_seen_tokens=keys - queries)
-    places = torch.arange(keys)[None]
-    torch.testing.assert_close(ours(places[:, keys - queries :], places), expected, rtol=0, atol=0)
+    positions = torch.arange(keys)[None]
+    torch.testing.assert_close(ours(positions[:, keys - queries :], positions), expected, rtol=0, atol=0)

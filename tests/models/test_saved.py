@@ -117,7 +117,7 @@ def test_every_dtype_comes_back_and_another_can_be_asked_for(dtype: torch.dtype,
 
 def test_a_lowered_model_computes_as_before(tmp_path: Path) -> None:
     model = kl.Decoder(**WIDTHS, layers=2)
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     found = kl.load_model(kl.save(model, tmp_path))
     assert_same(model, found)
     assert {each.dtype for each in found.parameters()} == {torch.bfloat16, torch.float32}
@@ -126,7 +126,7 @@ def test_a_lowered_model_computes_as_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("residual", [torch.float16, torch.float64])
 def test_the_states_between_layers_keep_their_dtype(residual: torch.dtype, tmp_path: Path) -> None:
     model = kl.Decoder(**WIDTHS, layers=1)
-    model.lower(torch.bfloat16, residual)
+    model.cast_weights(torch.bfloat16, residual)
     assert kl.load_model(kl.save(model, tmp_path)).embedding.states_dtype == residual  # pyright: ignore
 
 
@@ -281,7 +281,7 @@ def test_a_damaged_folder_says_so(name: str, tmp_path: Path) -> None:
 def test_a_model_that_could_not_come_back_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Linear is not a Kilolayer model"):
         kl.save(torch.nn.Linear(2, 2), tmp_path / "model")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(InputError, match="materialise"):
+    with pytest.raises(InputError, match="materialize"):
         kl.save(kl.build_model(kl.ModelConfig(**WIDTHS, layers=1), device="meta"), tmp_path / "model")
     changed = kl.Decoder(**WIDTHS, layers=1)
     changed.register_parameter("mine", torch.nn.Parameter(torch.zeros(2)))

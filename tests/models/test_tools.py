@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import kilolayer as kl
 from kilolayer.errors import FoldError
 from kilolayer.layers.projection import Projection
-from kilolayer.speed.written import write_out
+from kilolayer.speed.written import unroll_for_cpu
 
 TOKENS = torch.tensor([[3, 5, 2, 9, 4], [7, 1, 8, 6, 2]])
 LONGER = torch.tensor([[3, 5, 2, 9, 4, 1, 7], [7, 1, 8, 6, 2, 0, 0], [1, 2, 3, 4, 0, 0, 0]])
@@ -101,7 +101,7 @@ def test_lora_trains_its_own_weights_and_merges(caplog: pytest.LogCaptureFixture
     with caplog.at_level(logging.WARNING):
         torch.testing.assert_close(kl.fast(tuned)(TOKENS).logits, after)
     assert "run as plain modules" in caplog.text
-    assert write_out(model.eval()) is model
+    assert unroll_for_cpu(model.eval()) is model
     with pytest.raises(FoldError, match="a module that fold does not know"):
         kl.fold(model)
 

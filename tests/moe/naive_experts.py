@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.layers.initialise import new_tensors
+from kilolayer.layers.initialize import new_tensors
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan
@@ -87,10 +87,10 @@ def naive(
     """The layer on x [batch, length, dim], token by token in fp64; second experts are all kept."""
     moe, weights = layer.moe, {name: value.detach().double() for name, value in layer.state_dict().items()}
     tokens = {
-        (row, place): x[row, place].detach().double()
+        (row, index): x[row, index].detach().double()
         for row in range(x.shape[0])
-        for place in range(x.shape[1])
-        if real is None or bool(real[row, place])
+        for index in range(x.shape[1])
+        if real is None or bool(real[row, index])
     }
     count, found = len(tokens), Naive()
     logits: dict[tuple[int, int], list[float]] = {}

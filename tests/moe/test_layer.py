@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.feedforward import FeedForward
-from kilolayer.layers.initialise import new_tensors
+from kilolayer.layers.initialize import new_tensors
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan

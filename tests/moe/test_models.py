@@ -20,7 +20,7 @@ from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, Encode
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.probe.propagation import gradient_profile
 from kilolayer.speed.fast import compile_layers, fast_form
-from kilolayer.speed.written import write_out
+from kilolayer.speed.written import unroll_for_cpu
 
 MOE = kl.MoE(experts=4)
 SOURCE = torch.tensor([[3, 5, 2, 9, 4, 0], [0, 0, 7, 1, 8, 6]])
@@ -132,19 +132,19 @@ def test_each_expert_starts_as_a_dense_network_does(recipe: str) -> None:
 
 @pytest.mark.matrix(6)
 @each_recipe
-def test_meta_then_materialised_equals_direct(recipe: str) -> None:
+def test_meta_then_materialized_equals_direct(recipe: str) -> None:
     moe = kl.MoE(experts=4, loss_free=1e-3)
     direct = build(recipe=recipe, moe=moe, dtype=None)
-    other = kl.build_model(direct.config, device="meta", seed=3).materialise("cpu")
+    other = kl.build_model(direct.config, device="meta", seed=3).materialize("cpu")
     assert all(torch.equal(value, other.state_dict()[name]) for name, value in direct.state_dict().items())
 
 
 def test_half_precision_models_hold_routers_in_fp32() -> None:
     lowered = build(dtype=None)
-    precise = lowered.lower(torch.bfloat16, torch.bfloat16)
+    precise = lowered.cast_weights(torch.bfloat16, torch.bfloat16)
     built, made = build(dtype=torch.bfloat16), build(dtype=None).to(torch.bfloat16)
-    materialised = kl.build_model(built.config, device="meta", seed=3).materialise("cpu", torch.bfloat16)
-    for model in (lowered, built, made, materialised):
+    materialized = kl.build_model(built.config, device="meta", seed=3).materialize("cpu", torch.bfloat16)
+    for model in (lowered, built, made, materialized):
         dtypes = {name: tensor.dtype for name, tensor in model.named_parameters()}
         assert {dtype for name, dtype in dtypes.items() if "router" in name} == {torch.float32}
         assert {dtype for name, dtype in dtypes.items() if "router" not in name} == {torch.bfloat16}
@@ -158,7 +158,7 @@ def test_half_precision_models_hold_routers_in_fp32() -> None:
 
 def test_lowered_experts_are_bf16_and_their_norms_as_the_residual() -> None:
     model = build("encoder", "sub_ln", dtype=None)
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     found = {
         name.rsplit("f.", 1)[1]: value.dtype for name, value in model.named_parameters() if "blocks.1.feedforward.f" in name
     }
@@ -197,7 +197,7 @@ def test_decoding_step_by_step_equals_the_whole(router: str) -> None:
 def test_search_finds_what_the_whole_model_prefers(method: str) -> None:
     model = build().eval()
     assert isinstance(model, kl.EncoderDecoder)
-    assert write_out(model) is model  # sparse layers are not written out
+    assert unroll_for_cpu(model) is model  # sparse layers are not written out
     source = torch.tensor([[5, 6, 7, 3], [8, 9, 3, 0]])
     found = generate(model, source, SearchConfig(method=method, max_length_factor=0.0, max_length_extra=6))  # pyright: ignore
     for row, hypotheses in enumerate(found):

@@ -10,7 +10,7 @@ from naive_experts import cosine, softmax
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.layers.initialise import new_tensors
+from kilolayer.layers.initialize import new_tensors
 from kilolayer.moe.router import Choice, CosineRouter, Router, make_router
 from kilolayer.recipes.base import Plan
 
@@ -147,7 +147,7 @@ def test_random_second_experts_are_kept_by_their_weight() -> None:
         drawn = choice.experts[:, 1] != 6
         assert torch.equal(choice.experts[:, 0], expected.experts[:, 0])
         assert torch.equal(choice.experts[drawn, 1], expected.experts[drawn, 1])
-        # Weights are normalised before a choice is dropped.
+        # Weights are normalized before a choice is dropped.
         assert torch.equal(choice.weights[:, 0], expected.weights[:, 0])
         assert torch.equal(choice.weights[:, 1], torch.where(drawn, expected.weights[:, 1], 0))
         kept += drawn / 2000

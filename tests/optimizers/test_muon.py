@@ -202,7 +202,7 @@ def test_state_goes_round_to_the_bit() -> None:
 
 def test_rounded_weights_follow_fp32_masters() -> None:
     model, peer = decoder(), decoder()
-    precise = model.lower(torch.bfloat16, torch.float32)  # pyright: ignore[reportCallIssue]
+    precise = model.cast_weights(torch.bfloat16, torch.float32)  # pyright: ignore[reportCallIssue]
     config = TrainConfig(optimizer="muon", lr=1e-4)
     ours, theirs = make_optimizer(model, config, precise, sums=True), make_optimizer(peer, config, sums=True)
     for seed in range(5):

@@ -18,7 +18,7 @@ from torch import nn
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import dump
-from kilolayer.errors import IdleOptionError, InputError, OptionError
+from kilolayer.errors import InputError, OptionError, UnusedOptionError
 from kilolayer.optimizers import registry
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
@@ -142,7 +142,7 @@ def test_the_plan_counts_its_bytes(tmp_path: Path, corpus: Path, capsys: pytest.
 
 
 def test_what_it_does_not_read_is_refused_and_its_own_options_are_checked() -> None:
-    with pytest.raises(IdleOptionError, match="eps has no effect on the optimizer 'lion'"):
+    with pytest.raises(UnusedOptionError, match="eps has no effect on the optimizer 'lion'"):
         TrainConfig(**LION, eps=1e-6)
     with pytest.raises(OptionError, match="unknown option 'momentun'; did you mean 'momentum'"):
         TrainConfig(optimizer={"name": "muon", "momentun": 0.9})

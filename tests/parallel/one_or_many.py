@@ -148,7 +148,7 @@ def check_start(processes: dist.ProcessGroup, recipe: str) -> None:
     kl.shard_experts(shared, processes)
     kl.shard_experts(direct, processes)
     assert all(len(weight) == 4 // processes.size() for _, weight in expert_parameters(shared))
-    shared.materialise("cpu")
+    shared.materialize("cpu")
     group, of_experts = expert_group(shared), {name for name, _ in expert_parameters(whole)}
     assert group is not None
     for name, value in whole.state_dict().items():
@@ -231,7 +231,7 @@ def load_state(processes: dist.ProcessGroup, path: Path, experts: int) -> None:
     case = Case(kl.MoE(experts=experts, loss_free=1e-3), recipe="sub_ln", dtype=torch.float32)
     shared, whole = build(case, "meta"), build(case)
     kl.shard_experts(shared, processes)
-    shared.materialise("cpu")
+    shared.materialize("cpu")
     kl.load_full_state_dict(shared, safetensors.torch.load_file(path))
     group, of_experts = expert_group(shared), {name for name, _ in expert_parameters(whole)}
     assert group is not None

@@ -41,8 +41,8 @@ CASES = {
 def each_on_two_and_four() -> list[Any]:
     """Every case on two processes and on four; in the quick tests on two and on four in turn."""
     return [
-        pytest.param(case, size, id=f"{name}-{size}", marks=() if size == (2, 4)[place % 2] else pytest.mark.slow)
-        for place, (name, case) in enumerate(CASES.items())
+        pytest.param(case, size, id=f"{name}-{size}", marks=() if size == (2, 4)[index % 2] else pytest.mark.slow)
+        for index, (name, case) in enumerate(CASES.items())
         for size in (2, 4)
     ]
 

@@ -16,8 +16,8 @@ from kilolayer.probe.accumulated import change_over_checkpoints
 from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.dead_units import dead_units
 from kilolayer.probe.gradients import measure_gradients
+from kilolayer.probe.hooks import top_states
 from kilolayer.probe.norm_inputs import norm_inputs
-from kilolayer.probe.places import top_states
 from kilolayer.probe.rank import effective_rank, mean_cosine, state_rank
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import update_sizes
@@ -53,7 +53,7 @@ def sequences(ids: Tensor) -> Iterator[tuple[int, int]]:
 
 
 def layer_outputs(model: kl.EncoderDecoder) -> dict[str, list[Tensor]]:
-    """The embedded input and the output of each layer, at real places: [places, dim]."""
+    """The embedded input and the output of each layer, at real places: [positions, dim]."""
     out = model(SOURCE, TARGET, hidden_states=True)
     assert out.encoder_hidden_states is not None
     assert out.hidden_states is not None
@@ -75,14 +75,14 @@ def test_gradients_are_those_of_finite_differences() -> None:
     for name, weight in model.named_parameters():
         total, flat = 0.0, weight.data.view(-1)
         if name.startswith(("encoder.blocks.0.", "decoder.blocks.0.cross_attention.")):
-            for place in range(len(flat)):
-                before = float(flat[place])
+            for index in range(len(flat)):
+                before = float(flat[index])
                 values = []
                 for step in (1e-5, -1e-5):
-                    flat[place] = before + step
+                    flat[index] = before + step
                     with torch.no_grad():
                         values.append(float(loss_of(model)))
-                flat[place] = before
+                flat[index] = before
                 total += ((values[0] - values[1]) / 2e-5) ** 2
             squares[name] = total
     layer = sum(value for name, value in squares.items() if name.startswith("encoder.blocks.0."))

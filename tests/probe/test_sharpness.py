@@ -44,13 +44,13 @@ def whole_hessian(model: Model, loss: partial[Tensor]) -> Tensor:
     columns, tiny = [], 1e-5
     for parameter in parameters:
         flat = parameter.data.view(-1)
-        for place in range(len(flat)):
-            start = float(flat[place])
+        for index in range(len(flat)):
+            start = float(flat[index])
             sides = []
             for sign in (1, -1):
-                flat[place] = start + sign * tiny
+                flat[index] = start + sign * tiny
                 sides.append(gradient())
-            flat[place] = start
+            flat[index] = start
             columns.append((sides[0] - sides[1]) / (2 * tiny))
     model.train()
     return torch.stack(columns)
@@ -111,7 +111,7 @@ def test_the_first_denominators_are_those_of_torchs_adam() -> None:
 
 def test_a_checkpoints_squares_come_in_the_models_order() -> None:
     model, _ = small("decoder")
-    named = {f"{name}/square": torch.full_like(p, float(place)) for place, (name, p) in enumerate(model.named_parameters())}
+    named = {f"{name}/square": torch.full_like(p, float(index)) for index, (name, p) in enumerate(model.named_parameters())}
     squares, updates = saved_squares(model, {**dict(reversed(named.items())), "updates": torch.tensor(7.0)})
     assert updates == 7
     assert [float(each.flatten()[0]) for each in squares] == list(range(len(named)))

@@ -59,7 +59,7 @@ def test_it_is_the_mean_over_labels_without_padding_dropout_or_smoothing(task: s
     assert loss.labels == sum(count for _, count in sums)
 
 
-def test_what_training_minimises_is_smoothed_and_has_the_loss_of_the_routers(corpus: Path, tmp_path: Path) -> None:
+def test_what_training_minimizes_is_smoothed_and_has_the_loss_of_the_routers(corpus: Path, tmp_path: Path) -> None:
     moe = {"experts": 4, "top_k": 2, "every": 1}
     run = new_text_run(tmp_path / "run", corpus, train={"label_smoothing": 0.1}, model={"moe": moe})
     task = task_of(run)

@@ -53,12 +53,12 @@ def test_it_is_the_plane_of_the_singular_value_decomposition(
     points = np.stack([flattened(weights) for weights in path.weights])
     centred = points - points.mean(axis=0)
     _, sizes, components = np.linalg.svd(centred, full_matrices=False)
-    for place, direction in enumerate(plane.directions):
+    for index, direction in enumerate(plane.directions):
         found = flattened(direction)
         assert np.linalg.norm(found) == pytest.approx(1.0, abs=1e-6)
-        assert abs(found @ components[place]) == pytest.approx(1.0, abs=1e-6)
-        assert plane.path[:, place] == pytest.approx((points - points[-1]) @ found, abs=1e-6)
-        assert plane.explained[place] == pytest.approx(sizes[place] ** 2 / (sizes**2).sum())
+        assert abs(found @ components[index]) == pytest.approx(1.0, abs=1e-6)
+        assert plane.path[:, index] == pytest.approx((points - points[-1]) @ found, abs=1e-6)
+        assert plane.explained[index] == pytest.approx(sizes[index] ** 2 / (sizes**2).sum())
     assert (plane.path[0] <= 0).all()
     assert (plane.path[-1] == 0).all()
     assert plane.steps == tuple(range(7))

@@ -218,7 +218,7 @@ def test_every_recipe_has_its_row() -> None:
 
 def build(recipe: Recipe, meta: bool) -> kl.EncoderDecoder:
     model = kl.EncoderDecoder(100, WIDTH, 4, FFN, N, M, recipe, tie_embeddings=False, device="meta" if meta else None)
-    return model.materialise("cpu") if meta else model
+    return model.materialize("cpu") if meta else model
 
 
 @pytest.mark.matrix(3)

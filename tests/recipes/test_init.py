@@ -1,4 +1,4 @@
-"""The initial weights that a recipe names, beside torch's own initialisers in the way that the cited code calls them."""
+"""The initial weights that a recipe names, beside torch's own initializers in the way that the cited code calls them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_matrices_and_biases_are_drawn_as_the_cited_code_draws_them(init: str, m
     torch.manual_seed(0)
     recipe = kl.recipes.get("post_ln", init=init)
     model = kl.EncoderDecoder(100, DIM, 4, FFN, 2, 2, recipe, device="meta" if meta else None)
-    model = model.materialise("cpu") if meta else model
+    model = model.materialize("cpu") if meta else model
     theirs = THEIRS[init]()
     for name, (weight, bias) in ours(model).items():
         assert_drawn_alike(weight, theirs[name][0], name)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.layers.feedforward import FeedForward
-from kilolayer.layers.initialise import initialise
+from kilolayer.layers.initialize import initialize
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
@@ -41,7 +41,7 @@ class FeedForwards(nn.Module):
 
     def gradient_ratio(self, seed: int) -> float:
         """The gradient of the first twentieth of the layers over that of the last, at the start."""
-        initialise(self, seed)
+        initialize(self, seed)
         generator = torch.Generator().manual_seed(seed)
         x, direction = torch.randn(2, 1, 16, WIDTH, generator=generator)
         self.zero_grad()

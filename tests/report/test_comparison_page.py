@@ -177,7 +177,7 @@ def test_numbers_go_from_dark_to_light_and_names_never_look_alike() -> None:
 def test_true_and_one_are_two_values_but_one_and_one_point_zero_are_not() -> None:
     runs = [ViewRun(str(n), {"x": value}) for n, value in enumerate([True, 1, 1.0, False])]
     (axis, *_) = axes_of(ComparisonView("", runs, [ViewAxis("x", [True, 1])]))
-    assert axis.places == [0, 1, 1, 2]
+    assert axis.indices == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("runs", [2, 60])

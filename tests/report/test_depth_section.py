@@ -17,7 +17,7 @@ WELL = [0.2, 0.5, 0.1, 0.3]
 
 
 def checks(*shares: float, side: str = "encoder") -> list[dict[str, Any]]:
-    return [{"kind": "stacks", "step": 10 * place, side: {"reached": share}} for place, share in enumerate(shares, 1)]
+    return [{"kind": "stacks", "step": 10 * index, side: {"reached": share}} for index, share in enumerate(shares, 1)]
 
 
 TROUGH = checks(0.05, 1e-3, 6e-4, 2.5e-4, 5e-4, 2e-3, 0.23, 0.46, 0.25, 0.54)

@@ -52,7 +52,7 @@ def test_the_same_numbers_give_the_same_svg() -> None:
 
 
 def test_no_two_of_18_lines_look_alike() -> None:
-    svg = lines("many", *(Series(f"line {place}", [1, 2], [place, place + 1.0]) for place in range(18)))
+    svg = lines("many", *(Series(f"line {index}", [1, 2], [index, index + 1.0]) for index in range(18)))
     styles = [path.get("style", "") for path in ElementTree.fromstring(svg).iter("path")]
     looks = {tuple(re.findall(r"(?:stroke|stroke-dasharray): [#\d][^;]*", style)) for style in styles if "fill: none" in style}
     looks = {look for look in looks if look and any(colour.lower() in look[-1] for colour in PALETTE)}
@@ -126,7 +126,7 @@ def brightness(image: np.ndarray) -> np.ndarray:
 
 def test_a_picture_is_dark_where_a_layer_and_a_step_are_small() -> None:
     steps = [1, 10, 20, 30]
-    rising = [[10.0 ** (layer + place - 5) for layer in range(3)] for place in range(4)]
+    rising = [[10.0 ** (layer + index - 5) for layer in range(3)] for index in range(4)]
     (image, _), texts = picture(steps, decoder=rising)
     shade = brightness(image)
     left_to_right = shade.mean(axis=0)

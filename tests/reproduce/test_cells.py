@@ -37,14 +37,14 @@ def run_of(loss: float | None, seed: int = 1, outcome: str = "finished", **optio
 def made_up(task: str, generator: random.Random) -> tuple[Comparison, list[Result]]:
     """Runs of all ends, whose loss falls and rises again and whose other measures go their own way."""
     results = []
-    for place, options in enumerate(SETTINGS):
+    for index, options in enumerate(SETTINGS):
         kind = generator.choice(KINDS)
         steps = 0 if kind == "waiting" else generator.randint(1, 4)
         rows: list[dict[str, Any]] = [
             {"step": step, "loss": generator.uniform(2, 3), "accuracy": generator.uniform(0, 9), "bleu": None}
             for step in range(1, steps + 1)
         ]
-        results.append(Result(f"run{place}", options, Path(f"run{place}"), Outcome(kind, 7, f"{kind} at 7"), [], rows, {}))
+        results.append(Result(f"run{index}", options, Path(f"run{index}"), Outcome(kind, 7, f"{kind} at 7"), [], rows, {}))
     members = [Member(result.name, result.options, result.folder) for result in results]
     return Comparison(Path("made-up"), members, {"task": task}), results
 

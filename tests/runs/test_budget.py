@@ -60,7 +60,7 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
     """The bytes that autograd holds after a forward, weights aside."""
     model = kl.build_model(config)
     if precision == "bf16":
-        model.lower(torch.bfloat16)
+        model.cast_weights(torch.bfloat16)
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -210,9 +210,9 @@ def test_the_loss_is_part_of_the_budget() -> None:
 
 def test_scores_at_some_places_alone_cost_less() -> None:
     config, work = small("encoder"), replace(WORK, scored=4)
-    places = torch.arange(4).expand(WORK.batch, 4)
+    positions = torch.arange(4).expand(WORK.batch, 4)
     with FlopCounterMode(display=False) as counter:
-        logits = kl.build_model(config)(torch.randint(1, 40, (WORK.batch, WORK.length)), places=places).logits
+        logits = kl.build_model(config)(torch.randint(1, 40, (WORK.batch, WORK.length)), positions=positions).logits
     assert logits is not None
     assert budget(config, work).training.logits == logits.nbytes
     tokens = WORK.batch * WORK.length

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from small_runs import SMALL
 
-from kilolayer.config import build, merge, option_places
+from kilolayer.config import build, merge, option_paths
 from kilolayer.data.held_out import HeldOut
 from kilolayer.errors import InputError
 from kilolayer.runs.changes import BREAKS, changes_between, check_changes, may_change, saved_config, state_with
@@ -19,8 +19,8 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.schedule import announce, learning_rate
 
 RULES = [task.load_config().resume for task in registry.all_of()]
-LISTED = [place for places in may_change(*RULES).values() for place in places]
-REASONS = {**BREAKS, **{place: why for rules in RULES for place, why in rules.breaks.items()}}
+LISTED = [path for paths in may_change(*RULES).values() for path in paths]
+REASONS = {**BREAKS, **{path: why for rules in RULES for path, why in rules.breaks.items()}}
 
 
 def config_of(task: str, corpus: Path, **sections: Any) -> RunConfig:
@@ -28,9 +28,9 @@ def config_of(task: str, corpus: Path, **sections: Any) -> RunConfig:
 
 
 def test_every_place_that_is_listed_is_an_option_and_stands_once() -> None:
-    known = {place for task in registry.all_of() for place in option_places(task.load_config())}
-    tables = {place.partition(".")[0] for place in known}
-    assert all(place in known or place in tables for place in [*LISTED, *REASONS])
+    known = {path for task in registry.all_of() for path in option_paths(task.load_config())}
+    tables = {path.partition(".")[0] for path in known}
+    assert all(path in known or path in tables for path in [*LISTED, *REASONS])
     assert len(set(LISTED)) == len(LISTED)
     assert not set(LISTED) & set(REASONS)
 
@@ -53,7 +53,7 @@ def test_every_option_that_differs_is_named_and_those_that_break_something_are_r
     }
     now = build(RunConfig, merge(before.table(), over))
     changes = changes_between(before, now)
-    found = {change.place: (change.before, change.now) for change in changes}
+    found = {change.path: (change.before, change.now) for change in changes}
     assert found == {
         "model.dropout": (0.1, 0.3),
         "train.steps": (6, 9),

@@ -108,10 +108,10 @@ def masked_losses(model: Any, rows: Tensor, parts: Any) -> Iterator[Tensor]:
     inputs, labels = inputs_of(parts)
     tokens = inputs["tokens"]
     segments = inputs.get("segments", inputs.get("mask", torch.ones_like(tokens)).long())
-    for row, places, own in zip(range(len(tokens)), inputs["places"], labels, strict=True):
-        for place, label in zip(places[own != 0].tolist(), own[own != 0].tolist(), strict=True):
-            document = (segments[row] == segments[row, place]).nonzero()[:, 0]
-            logits = model(rows[tokens[row, document]][None]).logits[0, int((document == place).nonzero())]
+    for row, positions, own in zip(range(len(tokens)), inputs["positions"], labels, strict=True):
+        for position, label in zip(positions[own != 0].tolist(), own[own != 0].tolist(), strict=True):
+            document = (segments[row] == segments[row, position]).nonzero()[:, 0]
+            logits = model(rows[tokens[row, document]][None]).logits[0, int((document == position).nonzero())]
             yield F.cross_entropy(logits, rows[label])
 
 

@@ -133,7 +133,7 @@ def test_a_byte_that_is_no_text_does_not_hold_up_a_resume(tmp_path: Path, corpus
     assert train(run, task_of(run), resume=True) == 0
 
     def without(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row for place, row in enumerate(rows) if place != 1]
+        return [row for index, row in enumerate(rows) if index != 1]
 
     found = record(run)
     assert found["metrics"] == without(expected["metrics"])

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
-from kilolayer.files.tensors import serialise
+from kilolayer.files.tensors import serialize
 from kilolayer.runs import checkpoint
 from kilolayer.runs.checkpoint import Checkpoint
 from kilolayer.runs.run import Run
@@ -177,7 +177,7 @@ def test_weights_of_another_kind_are_refused(tmp_path: Path, corpus: Path) -> No
     path = checkpoint.steps(run.checkpoints)[-1]
     weights = checkpoint.load(path).model
     name = next(iter(weights))
-    whole = b"".join(bytes(part) for part in serialise(weights | {name: weights[name].long()}))
+    whole = b"".join(bytes(part) for part in serialize(weights | {name: weights[name].long()}))
     rewrite(path, "model.safetensors", whole)
     with pytest.raises(InputError, match=f"{name} is .* of torch.int64 there"):
         run.load_model(torch.device("cpu"))

@@ -84,7 +84,7 @@ def test_a_layer_is_compiled_once_for_all_layers_and_shapes(recipe: str, options
 )
 def test_so_it_is_with_operators_in_half_precision(recipe: str, options: dict[str, Any], kinds: int) -> None:
     model = kl.EncoderDecoder(50, 32, 2, 64, 4, 4, recipe, **options).train()
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     form = compiled_form(model)
     with kernels.assumed("cpu"):
         for shape in SHAPES[:3]:

@@ -82,7 +82,7 @@ def with_known_masks(model: Any) -> Any:
 
 
 def _ends_before_a_router(block: Any, sublayer: Sublayer) -> bool:
-    """Whether no kernel joins the branch, because a router normalises the precise state: then torch's dropout draws."""
+    """Whether no kernel joins the branch, because a router normalizes the precise state: then torch's dropout draws."""
     *others, last = block.sublayers()
     return isinstance(last.f, SparseFeedForward) and bool(others) and sublayer is others[-1] and last.plan.pre_norm
 

@@ -192,7 +192,7 @@ def assert_as_precise(model: Any, form: Any, shape: str) -> None:
 
 def half_model(recipe: str, activation: str) -> Any:
     model = build("encoder_decoder", recipe, dtype=torch.float32, activation=activation, **SMALL_HALF)
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     return model
 
 
@@ -253,7 +253,7 @@ def test_every_recipe_and_shape_in_half_precision_on_a_gpu(shape: str, recipe: s
     model = build(shape, recipe, device="cuda", dtype=torch.float32, **HALF)
     if not has_norms(model):
         pytest.skip("without norms the gradients in bf16 are wrong by a fifth and more in either form")
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     assert_as_precise(model, fast_form(model), shape)
 
 
@@ -279,7 +279,7 @@ def test_every_recipe_and_shape_in_fp32_on_a_gpu(shape: str, recipe: str, moe: k
 def test_recomputed_and_compiled_on_a_gpu(recipe: str, dtype: torch.dtype, what: Recompute, compiled: bool) -> None:
     torch._dynamo.reset()
     model = build("encoder_decoder", recipe, device="cuda", dtype=torch.float32, **HALF)
-    model.lower(dtype)
+    model.cast_weights(dtype)
     form = fast_form(model, what)
     if compiled:
         compile_layers(form)
@@ -294,6 +294,6 @@ def test_recomputed_and_compiled_on_a_gpu(recipe: str, dtype: torch.dtype, what:
 @pytest.mark.parametrize("left_out", ["residual_norm", "inner_norm", "short_attention", "relu_product", "relu_network"])
 def test_a_kernel_that_is_left_out_changes_no_numbers_on_a_gpu(left_out: str) -> None:
     model = build("encoder_decoder", "sub_ln", device="cuda", dtype=torch.float32, **HALF)
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     with kernels.disabled(left_out):
         assert_as_precise(model, fast_form(model), "encoder_decoder")

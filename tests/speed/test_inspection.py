@@ -270,7 +270,7 @@ def test_weights_are_loaded_and_stepped_through_either(through: str) -> None:
 def test_a_model_is_lowered_through_either(through: str) -> None:
     model = build("encoder", dtype=torch.float32)
     form = fast_form(model)
-    (model if through == "plain" else form).lower(torch.bfloat16)
+    (model if through == "plain" else form).cast_weights(torch.bfloat16)
     with torch.no_grad():
         states = [each(torch.ones(1, 2, dtype=int), hidden_states=True).hidden_states for each in (model, form)]
     for ours, theirs in zip(*states, strict=True):
@@ -336,7 +336,7 @@ def test_the_fast_form_of_a_fast_form_is_itself() -> None:
 def test_an_option_that_no_kernel_serves_is_named(recipe: str, reason: str | None) -> None:
     form = fast_form(kl.Encoder(50, 16, 2, 32, 2, recipe))
     assert unfused_residuals(form) == []
-    form.lower(torch.bfloat16)
+    form.cast_weights(torch.bfloat16)
     expected = [] if reason is None else [f"layers of the encoder add their residuals without a kernel, because {reason}"]
     assert unfused_residuals(form) == expected
 

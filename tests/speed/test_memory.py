@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about i
 
 def small_model(recipe: str, **options: object) -> kl.EncoderDecoder:
     model = kl.EncoderDecoder(50, 32, 4, 64, 2, 3, recipe, **options).train()  # pyright: ignore
-    model.lower(torch.bfloat16)
+    model.cast_weights(torch.bfloat16)
     return model
 
 

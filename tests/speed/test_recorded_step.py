@@ -156,7 +156,7 @@ def test_a_recorded_loop_is_the_loop_on_a_gpu(zero: str) -> None:
     found: list[Any] = []
     for recorded in (False, True):
         model = make_model("cuda").train()
-        model.lower(torch.bfloat16)
+        model.cast_weights(torch.bfloat16)
         form = kl.fast(model, compile=False)
         rate = torch.tensor(1e-2, device="cuda")
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True, capturable=True)

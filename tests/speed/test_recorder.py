@@ -7,7 +7,7 @@ import torch
 from stand_in_pool import StandInPool
 from torch import Tensor, nn
 
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.speed.graph_recorder import GraphRecorder
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_each_shape_is_warmed_up_then_recorded_then_replayed() -> None:
     recorder, pool = make_recorder()
     for numbers in (torch.ones(3), torch.ones(3) * 2, torch.ones(3) * 3, torch.ones(2), torch.ones(2) * 5):
         before = len(pool.events)
-        assert float(recorder.run([Piece("sum", torch.sum, (numbers,))])) == float(numbers.sum())
+        assert float(recorder.run([WorkItem("sum", torch.sum, (numbers,))])) == float(numbers.sum())
         pool.events.insert(before, str(len(numbers)))
     assert pool.events == ["3", "3", "record", "replay", "3", "replay", "2", "2", "record", "replay"]
     assert set(recorder.recordings) == {("sum", (3,)), ("sum", (2,))}
@@ -49,7 +49,7 @@ def test_each_shape_is_warmed_up_then_recorded_then_replayed() -> None:
 def test_work_with_gradients_is_warmed_up_on_the_stream_of_the_capture() -> None:
     recorder, pool = make_recorder()
     for _ in range(3):
-        recorder.run([Piece("sum", torch.sum, (torch.ones(3),))], gradients=True)
+        recorder.run([WorkItem("sum", torch.sum, (torch.ones(3),))], gradients=True)
     assert pool.events == ["stream", "record", "replay", "replay"]
 
 
@@ -57,9 +57,9 @@ def test_a_piece_without_a_name_is_run_between_the_others() -> None:
     recorder, pool = make_recorder()
     done: list[str] = []
     pieces = [
-        Piece("a", lambda: done.append("a")),
-        Piece(None, lambda: done.append("sum")),
-        Piece("b", lambda: done.append("b")),
+        WorkItem("a", lambda: done.append("a")),
+        WorkItem(None, lambda: done.append("sum")),
+        WorkItem("b", lambda: done.append("b")),
     ]
     for _ in range(3):
         recorder.run(pieces)
@@ -69,7 +69,7 @@ def test_a_piece_without_a_name_is_run_between_the_others() -> None:
 
 def test_one_new_shape_makes_all_pieces_run_as_they_are() -> None:
     recorder, pool = make_recorder()
-    short, long = (Piece("add", lambda _: None, (torch.ones(size),)) for size in (2, 3))
+    short, long = (WorkItem("add", lambda _: None, (torch.ones(size),)) for size in (2, 3))
     recorder.run([short, short])
     recorder.run([short, long])
     assert pool.events == []
@@ -81,7 +81,7 @@ def test_inputs_of_the_caller_are_not_written_to() -> None:
     recorder, _ = make_recorder()
     given = [torch.full((2,), float(number)) for number in range(4)]
     for each in given:
-        recorder.run([Piece("sum", torch.sum, (each,))])
+        recorder.run([WorkItem("sum", torch.sum, (each,))])
     assert [float(each[0]) for each in given] == [0, 1, 2, 3]
 
 
@@ -91,7 +91,7 @@ def test_where_recording_fails_work_runs_as_it_is_for_good_and_that_is_said_once
     work = Sum()
     pool.failure = RuntimeError("operation not permitted\nand more")
     for expected in (3, 6, 9, 12):
-        recorder.run([Piece("add", work.add, (torch.ones(3),))], restart=lambda: True)
+        recorder.run([WorkItem("add", work.add, (torch.ones(3),))], restart=lambda: True)
         assert work.total == expected
     assert said == ["steps run in eager mode, because recording failed: operation not permitted"]
     assert pool.events == ["record"]
@@ -101,7 +101,7 @@ def test_one_recorder_falls_back_without_the_other() -> None:
     said: list[str] = []
     steps, pool = make_recorder(said)
     validation = steps.sharing_pool("validation runs")
-    piece = Piece("sum", torch.sum, (torch.ones(3),))
+    piece = WorkItem("sum", torch.sum, (torch.ones(3),))
     steps.run([piece])
     steps.run([piece])
     pool.failure = RuntimeError("not today")
@@ -117,9 +117,9 @@ def test_where_memory_is_short_all_recordings_of_the_pool_go_and_the_work_is_don
     steps, pool = make_recorder()
     validation = steps.sharing_pool("validation runs")
     for _ in range(2):
-        validation.run([Piece("sum", torch.sum, (torch.ones(5),))])
+        validation.run([WorkItem("sum", torch.sum, (torch.ones(5),))])
     work = Sum()
-    piece = Piece("add", work.add, (torch.ones(3),))
+    piece = WorkItem("add", work.add, (torch.ones(3),))
     if at_capture:
         steps.run([piece], restart=work.restart)
         work.total, pool.failure = 0.0, torch.OutOfMemoryError("no memory")
@@ -138,11 +138,11 @@ def test_work_that_finds_no_memory_is_not_done_again_without_need() -> None:
     recorder, pool = make_recorder()
     work = Sum()
     work.failures = 1
-    piece = Piece("add", work.add, (torch.ones(3),))
+    piece = WorkItem("add", work.add, (torch.ones(3),))
     with pytest.raises(torch.OutOfMemoryError):  # there is no recording whose memory could serve
         recorder.run([piece], restart=work.restart)
     for _ in range(2):
-        recorder.run([Piece("sum", torch.sum, (torch.ones(5),))])
+        recorder.run([WorkItem("sum", torch.sum, (torch.ones(5),))])
     for too_late in (None, lambda: False):
         work.failures = 1
         with pytest.raises(torch.OutOfMemoryError):
@@ -156,7 +156,7 @@ def test_recordings_are_dropped_when_weights_move_and_not_before() -> None:
     model, other = nn.Linear(3, 3), nn.Linear(3, 3)
 
     def run() -> None:
-        recorder.run([Piece("forward", model, (torch.ones(2, 3),))])
+        recorder.run([WorkItem("forward", model, (torch.ones(2, 3),))])
 
     recorder.drop_if_moved(model)
     run()
@@ -177,7 +177,7 @@ def test_recordings_are_dropped_when_weights_move_and_not_before() -> None:
 
 def test_what_is_forgotten_is_warmed_up_again() -> None:
     recorder, pool = make_recorder()
-    piece = Piece("sum", torch.sum, (torch.ones(3),))
+    piece = WorkItem("sum", torch.sum, (torch.ones(3),))
     for _ in range(2):
         recorder.run([piece])
         recorder.run([piece])
@@ -189,5 +189,5 @@ def test_what_is_forgotten_is_warmed_up_again() -> None:
 @pytest.mark.parametrize("recorder", [Recorder(CPU), GraphRecorder(CPU, "steps run", pytest.fail, None)])
 def test_without_a_pool_work_is_run_as_it_is(recorder: Recorder) -> None:
     recorder.drop_if_moved(torch.nn.Linear(1, 1))
-    assert [float(recorder.run([Piece("sum", torch.sum, (torch.ones(3),))])) for _ in range(3)] == [3, 3, 3]
+    assert [float(recorder.run([WorkItem("sum", torch.sum, (torch.ones(3),))])) for _ in range(3)] == [3, 3, 3]
     assert recorder.replaying is None

@@ -17,7 +17,7 @@ from kilolayer.generate.search import generate
 from kilolayer.speed.int8_product import Int8Product
 from kilolayer.speed.packed_product import PackedProduct
 from kilolayer.speed.runtime import FAST
-from kilolayer.speed.written import WrittenStack, WrittenVocabulary, write_out
+from kilolayer.speed.written import WrittenStack, WrittenVocabulary, unroll_for_cpu
 
 PAD, EOS = 0, 3
 VOCABULARY = 23
@@ -78,7 +78,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]],
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_same_hypotheses(options: dict[str, Any], method: SearchConfig) -> None:
     model = translator(**options)
-    assert isinstance(write_out(model).decoder, WrittenStack)
+    assert isinstance(unroll_for_cpu(model).decoder, WrittenStack)
     assert_same(written_out(model, sources(), method), generate(model, sources(), method), rel=1e-9)
 
 
@@ -105,9 +105,9 @@ def test_a_decoder_continues_the_same(positions: str, recipe: str) -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = translator(recipe="admin", dropout=0.5).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    written = write_out(model)
+    written = unroll_for_cpu(model)
     generate(written, sources(), SearchConfig())
-    assert write_out(written) is written
+    assert unroll_for_cpu(written) is written
     assert not isinstance(model.decoder, WrittenStack)
     assert model.training
     assert all(module.training for module in model.modules())
@@ -118,18 +118,18 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_hidden_states_come_from_the_modules() -> None:
     model = translator()
     tokens = sources()
-    states, expected = (each(tokens, tokens, hidden_states=True).hidden_states for each in (write_out(model), model))
+    states, expected = (each(tokens, tokens, hidden_states=True).hidden_states for each in (unroll_for_cpu(model), model))
     assert states is not None
     assert all(torch.equal(one, other) for one, other in zip(states, expected, strict=True))
 
 
 def test_what_is_not_known_comes_back_as_it_is() -> None:
     lowered, hooked, extended, half = translator(), translator(), translator(), translator(torch.bfloat16)
-    lowered.lower(torch.bfloat16)
+    lowered.cast_weights(torch.bfloat16)
     hooked.decoder.blocks[0].register_forward_hook(lambda *_: None)
     extended.decoder.sublayers()[0].f.add_module("query_norm", nn.LayerNorm(4, dtype=torch.float64))
     for model in (lowered, hooked, extended, half):
-        assert write_out(model) is model
+        assert unroll_for_cpu(model) is model
 
 
 @torch.no_grad()
@@ -182,11 +182,11 @@ def test_the_int8_product_is_as_near_as_its_steps_allow() -> None:
 def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.speed.written.LEAST_INT8", 0)
     model, tokens = translator(torch.float32, recipe=recipe), sources()
-    written = write_out(model, int8=True)
+    written = unroll_for_cpu(model, int8=True)
     found, expected = written(tokens, tokens).logits, model(tokens, tokens).logits
     near = 0.1 if Int8Product(torch.ones(1, 1), None).reduce_range else 0.05  # 7 bits of x on processors whose sums saturate
     assert 0 < (found - expected).norm() < near * expected.norm()
-    assert write_out(written) is written
+    assert unroll_for_cpu(written) is written
 
 
 @pytest.mark.int8
@@ -194,7 +194,7 @@ def test_int8_logits_are_near_those_of_fp32(recipe: str, monkeypatch: pytest.Mon
 def test_int8_is_for_large_matrices_alone() -> None:
     torch.manual_seed(0)
     model = kl.Decoder(600, 256, 4, 1024, 1).eval()
-    written = write_out(model, int8=True)
+    written = unroll_for_cpu(model, int8=True)
     assert isinstance(written.decoder, WrittenStack)
     assert isinstance(written.vocabulary, WrittenVocabulary)
     attention, feedforward = (sublayer.f for sublayer in written.decoder.written[0])
@@ -206,4 +206,4 @@ def test_int8_is_for_large_matrices_alone() -> None:
 @pytest.mark.parametrize("model", [translator(torch.float64), kl.Decoder(9, 8, 2, 8, 2, moe=kl.MoE(experts=2))])
 def test_int8_refuses_what_it_cannot_compute(model: Any) -> None:
     with pytest.raises(OptionError, match="use fp32"):
-        write_out(model, int8=True)
+        unroll_for_cpu(model, int8=True)

@@ -33,7 +33,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sentences = [german for _, german in pairs(318, seed=1, unseen=False)]
     (folder / "train.txt").write_text("\n".join(sentences[:300]), encoding="utf-8")
     for part, lines in {"valid": sentences[300:309], "test": sentences[309:]}.items():
-        documents = [{"text": "\n".join(lines[place : place + 3]) + " ▁ß日"} for place in range(0, 9, 3)]
+        documents = [{"text": "\n".join(lines[start : start + 3]) + " ▁ß日"} for start in range(0, 9, 3)]
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in documents))
     return folder
 
@@ -77,10 +77,10 @@ def line_of(task: CausalLMTask, corpus: Path, part: str) -> list[int]:
 def one_by_one(model: kl.Decoder, line: list[int], length: int, stride: int) -> float:
     """The summed loss of all tokens but the first, each by a forward of its own over what stands before it."""
     total, model = 0.0, model.eval()
-    for place in range(1, len(line)):
-        window = 0 if place <= length else -(-(place - length) // stride)
-        logits = model(torch.tensor([line[window * stride : place]])).logits[0, -1]
-        total += float(F.cross_entropy(logits, torch.tensor(line[place])))
+    for start in range(1, len(line)):
+        window = 0 if start <= length else -(-(start - length) // stride)
+        logits = model(torch.tensor([line[window * stride : start]])).logits[0, -1]
+        total += float(F.cross_entropy(logits, torch.tensor(line[start])))
     return total
 
 

@@ -78,21 +78,21 @@ def _plain(config: kl.ModelConfig) -> dict[str, Any]:
 
 def piece_by_piece(model: kl.Encoder, parts: tuple[torch.Tensor, ...]) -> tuple[float, int, int]:
     """Summed loss, right guesses and hidden tokens of a batch, each document by a forward of its own."""
-    tokens, *_, places, labels = (part.tolist() for part in parts)
+    tokens, *_, positions, labels = (part.tolist() for part in parts)
     nll, correct, count = 0.0, 0, 0
-    for row, where, what in zip(tokens, places, labels, strict=True):
-        hidden = {place: label for place, label in zip(where, what, strict=True) if label}
+    for row, where, what in zip(tokens, positions, labels, strict=True):
+        hidden = {position: label for position, label in zip(where, what, strict=True) if label}
         begin = 0
         while begin < len(row) and row[begin]:
             end = row.index(3, begin) + 1
             scores = model(torch.tensor([row[begin:end]])).logits[0].tolist()
-            for place in range(begin, end):
-                if place in hidden:
-                    own = scores[place - begin]
+            for position in range(begin, end):
+                if position in hidden:
+                    own = scores[position - begin]
                     largest = max(own)
                     total = largest + math.log(sum(math.exp(score - largest) for score in own))
-                    nll += total - own[hidden[place]]
-                    correct += own[hidden[place]] == largest
+                    nll += total - own[hidden[position]]
+                    correct += own[hidden[position]] == largest
                     count += 1
             begin = end
         assert not any(row[begin:])

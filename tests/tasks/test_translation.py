@@ -137,7 +137,7 @@ def one_by_one(
     tag = [task.tokenizers.source.tag_id(direction.target)] if task.tagged else []
     own = list(text.pairs())[sentences]
     with torch.no_grad():
-        for source, target in [(own[place - roll][0], target) for place, (_, target) in enumerate(own)]:
+        for source, target in [(own[index - roll][0], target) for index, (_, target) in enumerate(own)]:
             read = torch.tensor([[*tag, *task.tokenizers.source.encode([source])[0], 3]])
             labels = torch.tensor([[*task.tokenizers.target.encode([target])[0], 3]])
             begun = torch.cat([torch.tensor([[2]]), labels[:, :-1]], dim=1)

@@ -101,10 +101,10 @@ def check_communication(group: dist.ProcessGroup) -> None:
     assert (processes.rank, processes.size, processes.first) == (rank, size, rank == 0)
     assert processes.total(2**40 + rank) == size * 2**40 + sum(range(size))
     assert processes.largest(rank * (size - rank)) == max(each * (size - each) for each in range(size))
-    assert processes.of_first(0.1 + rank) == 0.1
+    assert processes.broadcast_number(0.1 + rank) == 0.1
     summed, spread = torch.full((3, 2), 1.0 + rank), torch.full((), float(rank))
     processes.sum_([summed])
-    processes.spread_([spread])
+    processes.broadcast_([spread])
     assert bool((summed == sum(range(1, size + 1))).all())
     assert spread == 0
     noise = []

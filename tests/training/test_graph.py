@@ -48,7 +48,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, **options: Any) -> S
     device = torch.device("cuda")
     model = kl.build_model(shape, seed=1, device=device)
     assert isinstance(model, kl.EncoderDecoder)
-    precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    precise = model.cast_weights(DTYPES[config.precision]) if config.precision in DTYPES else None
     optimizer = make_optimizer(model.train(), config, precise, sums=config.accumulate > 1, runtime=FAST)
     return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse, runtime=FAST)
 
@@ -90,7 +90,7 @@ def test_every_recipe_is_compiled_once_and_recorded(recipe: str) -> None:
     found = losses(stepper, 12)
     assert found[-1] < found[0]
     assert stepper.recorder.recordings
-    # One form of a layer per side; three for Mix-LN: Post-LN, Pre-LN on a state that no kernel has normalised, and Pre-LN.
+    # One form of a layer per side; three for Mix-LN: Post-LN, Pre-LN on a state that no kernel has normalized, and Pre-LN.
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (6 if recipe == "mix_ln" else 2)
 
 

@@ -76,7 +76,7 @@ def stepper_of(model_options: dict[str, Any] | None = None, device: str = "cpu",
     sizes = {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32, "vocab_size": 30, "pad_id": None}
     dtype = torch.float64 if device == "cpu" else torch.float32
     model = kl.build_model(kl.ModelConfig(shape="decoder", **sizes, **(model_options or {})), device, dtype, seed=1)
-    precise = model.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    precise = model.cast_weights(DTYPES[config.precision]) if config.precision in DTYPES else None
     sums = device == "cpu" or config.accumulate > 1
     optimizer = make_optimizer(model.train(), config, precise, sums=sums, runtime=FAST)
     return Stepper(model, optimizer, config, Guard(scaled=False), torch.device(device), pytest.fail, runtime=FAST)

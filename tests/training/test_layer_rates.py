@@ -93,7 +93,7 @@ def test_rounded_weights_follow_their_masters_at_their_own_rates() -> None:
     for sums in (False, True):
         model, peer = encoder(), encoder()
         peer.load_state_dict(model.state_dict())
-        precise = model.lower(torch.bfloat16)
+        precise = model.cast_weights(torch.bfloat16)
         ours, theirs = make_optimizer(model, config, precise, sums=sums), make_optimizer(peer, config, sums=sums)
         for each, optimizer in ((model, ours), (peer, theirs)):
             generator = torch.Generator().manual_seed(5)

@@ -12,7 +12,7 @@ from small_runs import last_checkpoint, new_run, task_of
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.errors import InputError, OptionError
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.optimizers.optimizer import make_optimizer
@@ -28,8 +28,8 @@ EXPERTS = 4
 
 
 def some_batch(seed: int, rows: int = 4) -> Batch:
-    noise = torch.Generator().manual_seed(seed)
-    source, labels = (torch.randint(4, 30, (rows, length), generator=noise) for length in (5, 7))
+    generator = torch.Generator().manual_seed(seed)
+    source, labels = (torch.randint(4, 30, (rows, length), generator=generator) for length in (5, 7))
     source[0, -2:], labels[1, -3:] = 0, 0
     target = torch.cat([torch.full((rows, 1), 2), labels[:, :-1]], dim=1).masked_fill(labels == 0, 0)
     return Batch(source, target, labels, int((labels != 0).sum()))
@@ -210,11 +210,11 @@ def test_a_linear_router_has_no_temperature_to_tell(tmp_path: Path, corpus: Path
 
 
 def test_the_report_of_a_collapsed_run_says_so(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def prefer_the_third(router: Router, noise: Noise) -> None:
+    def prefer_the_third(router: Router, generator: KeyedGenerator) -> None:
         assert router.selection_bias is not None
         router.selection_bias.zero_()[2] = 10.0
 
-    monkeypatch.setattr(Router, "fill", prefer_the_third)
+    monkeypatch.setattr(Router, "reset_parameters", prefer_the_third)
     run = new_run(tmp_path / "run", corpus, model={"moe": {"experts": EXPERTS, "top_k": 1, "loss_free": 1e-6}})
     assert loop.train(run, task_of(run)) == 0
     page = write_report(run.folder).path.read_text(encoding="utf-8")

@@ -56,9 +56,9 @@ def test_a_stack_that_dies_is_first_said_to_fade_and_is_dead_at_the_end_alone(tm
     assert said
     assert all("the gradient of the decoder's first layers is 1/" in text and "recovered" in text for text in said)
     lines = log_of(run).splitlines()
-    (dead,) = [place for place, line in enumerate(lines) if "is dead" in line]
+    (dead,) = [index for index, line in enumerate(lines) if "is dead" in line]
     assert "the decoder is dead: over the last tenth of the steps, the gradient of its first layers was 1/" in lines[dead]
-    assert dead > max(place for place, line in enumerate(lines) if "step 100" in line)
+    assert dead > max(index for index, line in enumerate(lines) if "step 100" in line)
     assert write_report(run.folder).warnings == []  # it has no scores: the run has not been tested, and may go on
     (run.folder / "scores.json").write_text('{"test": {"loss": 1.0}}')
     assert any("The decoder is dead" in warning for warning in write_report(run.folder).warnings)

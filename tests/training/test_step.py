@@ -50,7 +50,7 @@ def stepper_of(dtype: torch.dtype = torch.float64, model: dict[str, Any] | None 
     built = kl.build_model(shape, seed=1, dtype=dtype)
     assert isinstance(built, kl.EncoderDecoder)
     guard = Guard(scaled=config.precision == "fp16")
-    precise = built.lower(DTYPES[config.precision]) if config.precision in DTYPES else None
+    precise = built.cast_weights(DTYPES[config.precision]) if config.precision in DTYPES else None
     optimizer = make_optimizer(built.train(), config, precise, sums=True)
     return Stepper(built, optimizer, config, guard, torch.device("cpu"))
 

@@ -28,7 +28,7 @@ from kilolayer.report import page
 from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.tasks.translation import task as translation
 from kilolayer.tasks.translation.task import TranslationTask
 from kilolayer.training import stop
@@ -216,7 +216,7 @@ def test_a_step_that_is_replayed_is_abandoned_only_before_the_piece_with_its_upd
     stepper = Stepper(trainer.model, trainer.optimizer, trainer.config, trainer.guard, trainer.device)
     assert stepper.can_abandon
     for function, may in ((stepper.accumulate, True), (stepper.update, False), (stepper.accumulate_and_update, False)):
-        stepper.recorder.replaying = Piece("name", function)
+        stepper.recorder.replaying = WorkItem("name", function)
         assert stepper.can_abandon == may
 
 

@@ -25,8 +25,8 @@ MOST_PARALLEL = 1000
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the command's own flags."""
     add_run_options(parser)
-    places = "a configuration [the embedded default], a comparison to continue, or existing runs"
-    parser.add_argument("places", nargs="*", type=Path, metavar="CONFIG.toml|COMPARISON|RUN", help=places)
+    paths = "a configuration [the embedded default], a comparison to continue, or existing runs"
+    parser.add_argument("paths", nargs="*", type=Path, metavar="CONFIG.toml|COMPARISON|RUN", help=paths)
     parser.add_argument("--recipes", metavar="NAME,NAME", help="recipes to compare")
     parser.add_argument("--layers", metavar="N,N", help="depths: 6 for each stack, 60-12 for 60 encoder and 12 decoder layers")
     parser.add_argument("--seeds", metavar="N,N", help="seeds; the table shows their spread")
@@ -106,16 +106,16 @@ def _comparison(options: argparse.Namespace, typed: list[str], axes: list[Axis])
     """Create or open the comparison, depending on what the paths are: a configuration, a comparison or runs."""
     from kilolayer.compare.comparison import Comparison
 
-    places: list[Path] = options.places
-    if len(places) == 1 and kind_of(places[0] / "comparison.toml") == "file":
-        _refuse({"--out has": options.out, "configuration options have": typed or None}, f"the comparison {places[0]}")
-        comparison = Comparison.open(places[0])
+    paths: list[Path] = options.paths
+    if len(paths) == 1 and kind_of(paths[0] / "comparison.toml") == "file":
+        _refuse({"--out has": options.out, "configuration options have": typed or None}, f"the comparison {paths[0]}")
+        comparison = Comparison.open(paths[0])
         if axes:
             comparison.extend(axes)
         return comparison
-    if len(places) > 1 or (places and kind_of(places[0]) == "folder"):
+    if len(paths) > 1 or (paths and kind_of(paths[0]) == "folder"):
         return _existing(options, typed, axes)
-    config = places[0] if places else None
+    config = paths[0] if paths else None
     if config is not None and kind_of(config) is None:
         raise InputError("found no configuration, comparison or run", where=str(config), fix="check the path")
     if not axes:
@@ -136,7 +136,7 @@ def _existing(options: argparse.Namespace, typed: list[str], axes: list[Axis]) -
         "configuration options have": typed or None,
     }
     _refuse({**flags, "--recipes, --layers, --set and --seeds have": axes or None}, "existing runs")
-    return Comparison.of_runs(options.places, options.out or Path("runs") / "compared")
+    return Comparison.of_runs(options.paths, options.out or Path("runs") / "compared")
 
 
 def _refuse(given: dict[str, object], of: str) -> None:

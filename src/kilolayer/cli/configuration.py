@@ -10,7 +10,7 @@ import typing
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from kilolayer.config import DataclassInstance, Given, choices_of, help_texts, load, option_places, overrides, section_of
+from kilolayer.config import DataclassInstance, RawConfig, choices_of, help_texts, load, option_paths, overrides, section_of
 from kilolayer.errors import shown
 
 Flags = argparse.ArgumentParser | argparse._ArgumentGroup
@@ -31,10 +31,10 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return others, typed
 
 
-def read_tables(path: Path | None, typed: Sequence[str]) -> Given:
+def read_tables(path: Path | None, typed: Sequence[str]) -> RawConfig:
     """The tables of a file, overridden by options such as `--model.dim 64`."""
     sources = [*([str(path)] if path is not None else []), *(["the command-line options"] if typed else [])]
-    return Given(load(path) if path is not None else {}, overrides(typed), tuple(sources))
+    return RawConfig(load(path) if path is not None else {}, overrides(typed), tuple(sources))
 
 
 def int_between(least: int, most: int) -> Callable[[str], int]:
@@ -87,10 +87,10 @@ def add_options(parser: argparse.ArgumentParser, cls: type[DataclassInstance], s
     """Add the options of a configuration to a command's help, and to the names suggested for misspelled ones."""
     parser.formatter_class = WrappedLines
     parser.epilog = describe_options(cls, section)
-    places = [*option_places(cls, section)]
+    paths = [*option_paths(cls, section)]
     parser.set_defaults(
-        typed_names=[f"--{place}" for place in places if "." in place],
-        file_names=[f"--{place}" for place in places if "." not in place],
+        typed_names=[f"--{path}" for path in paths if "." in path],
+        file_names=[f"--{path}" for path in paths if "." not in path],
     )
 
 
@@ -103,11 +103,11 @@ def describe_options(cls: type[DataclassInstance], section: str = "", known: Col
     hints = typing.get_type_hints(cls)
     lines, below = [], []
     for field in dataclasses.fields(cls):
-        place = f"{section}.{field.name}".lstrip(".")
-        if place in known:
+        path = f"{section}.{field.name}".lstrip(".")
+        if path in known:
             continue
         if (inner := section_of(hints[field.name])) is not None and not field.metadata.get("parse"):
-            below.append(describe_options(inner, place, known))
+            below.append(describe_options(inner, path, known))
             if field.default is not None or not below[-1]:
                 continue
         default = field.default

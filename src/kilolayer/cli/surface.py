@@ -167,7 +167,7 @@ def _random(subject: Subject, loss: BatchLoss, device: torch.device, options: ar
         model, steps = subject.run.load_model(device, chosen), chosen.steps
         of = f"{chosen.chosen}, step {', '.join(f'{step:,}' for step in steps)}"
     seed, span = options.seed or 0, options.span or SPAN
-    directions = [random_direction(model, 2 * seed + place) for place in (0, 1)]
+    directions = [random_direction(model, 2 * seed + index) for index in (0, 1)]
     steps_of_grid = grid(options.size, span)
     with _Rows(options.size) as rows:
         found = loss_surface(model, loss, directions, steps_of_grid, steps_of_grid, rows.after)

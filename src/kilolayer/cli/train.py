@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, describe_options, read_tables
 from kilolayer.cli.output import show_json, show_parts, show_scores
-from kilolayer.config import option_places, overrides
+from kilolayer.config import option_paths, overrides
 from kilolayer.errors import OptionError
 from kilolayer.tasks import registry
 from kilolayer.terminal import abandon_stdout, activation_hint, command, say
@@ -49,15 +49,15 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     from kilolayer.tasks.config import RunConfig
 
     add_options(parser, RunConfig)
-    shared = set(option_places(RunConfig))
-    texts, places = [parser.epilog or ""], set(shared)
+    shared = set(option_paths(RunConfig))
+    texts, paths = [parser.epilog or ""], set(shared)
     for task in registry.all_of():
         config = task.load_config()
         own = describe_options(config, known=shared).replace("\n", "\n  ")
         texts.append(f'task = "{task.name}": {task.summary}\n\n  {own}')
-        places |= set(option_places(config))
+        paths |= set(option_paths(config))
     parser.epilog = "\n\n".join(texts)
-    parser.set_defaults(typed_names=[f"--{place}" for place in sorted(places) if "." in place])
+    parser.set_defaults(typed_names=[f"--{path}" for path in sorted(paths) if "." in path])
 
 
 def _resumable_options() -> str:
@@ -65,7 +65,7 @@ def _resumable_options() -> str:
     from kilolayer.runs.changes import may_change
 
     found = may_change(*(task.load_config().resume for task in registry.all_of()))
-    lines = [f"  {why}: {', '.join(places)}" for why, places in found.items()]
+    lines = [f"  {why}: {', '.join(paths)}" for why, paths in found.items()]
     return "\n".join(["with --resume, these options can be given, or edited in the run's config.toml:", *lines])
 
 

@@ -139,7 +139,7 @@ def _alone_in_death(results: Sequence[Result]) -> list[Result]:
 def _finished_beside(result: Result, results: Sequence[Result]) -> Result | None:
     """The finished run of the same task, recipe and depth that differs in the fewest options, rather not in the seed."""
     beside = [each for each in results if each.outcome.kind == "finished" and _same_model(each, result)]
-    ranked = [(len(names := _different(result, each)), SEED in names, place) for place, each in enumerate(beside)]
+    ranked = [(len(names := _different(result, each)), SEED in names, index) for index, each in enumerate(beside)]
     return beside[min(ranked)[2]] if ranked else None
 
 

@@ -175,10 +175,10 @@ class Comparison(Displayed):
     @classmethod
     def of_runs(cls, folders: Sequence[Path], out: Path | None = None) -> Comparison:
         """A comparison of existing runs, by the options in which they differ; recipe, depth and seed are always included."""
-        places = list(dict.fromkeys(map(resolve, folders)))
-        configs = [read_record(place).config for place in places]  # raises if one is not a run
-        if len(places) < 2:
-            where = str(places[0]) if places else ""
+        paths = list(dict.fromkeys(map(resolve, folders)))
+        configs = [read_record(path).config for path in paths]  # raises if one is not a run
+        if len(paths) < 2:
+            where = str(paths[0]) if paths else ""
             raise OptionError(
                 "there is only one run, and nothing to compare it with",
                 where=where,
@@ -188,8 +188,8 @@ class Comparison(Displayed):
             another = f"choose another: {hints.argument('out', 'FOLDER')}"
             raise OptionError("the folder already holds a comparison", where=str(out), fix=another)
         members: list[Member] = []
-        for place, options in zip(places, differing_options(configs), strict=True):
-            members.append(Member(_unused(place.name, members), options, place))
+        for path, options in zip(paths, differing_options(configs), strict=True):
+            members.append(Member(_unused(path.name, members), options, path))
         if any(same(a.options, b.options) for a in members for b in members if a is not b):
             members = [Member(each.name, {"run": each.name, **each.options}, each.folder) for each in members]
         return cls(resolve(out) if out is not None else Path.cwd(), members)

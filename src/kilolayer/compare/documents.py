@@ -45,11 +45,11 @@ def as_document(
 
 
 def _run(result: Result, folder: Path) -> dict[str, Any]:
-    place = result.folder.relative_to(folder) if result.folder.is_relative_to(folder) else result.folder
+    path = result.folder.relative_to(folder) if result.folder.is_relative_to(folder) else result.folder
     seconds = result.seconds
     return {
         "name": result.name,
-        "folder": str(place),
+        "folder": str(path),
         "options": result.options,
         "outcome": {"kind": result.outcome.kind, "step": result.outcome.step, "text": result.outcome.text},
         "seconds": None if seconds is None or math.isnan(seconds) else seconds,

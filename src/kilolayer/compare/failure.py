@@ -36,9 +36,9 @@ def _exception(lines: list[str]) -> str | None:
     with the line after it.
     """
     starts = [
-        place
-        for place, line in enumerate(lines)
-        if line.endswith(TRACEBACK) and not (place and lines[place - 1].startswith(UNRAISED))
+        index
+        for index, line in enumerate(lines)
+        if line.endswith(TRACEBACK) and not (index and lines[index - 1].startswith(UNRAISED))
     ]
     if not starts:
         return None
@@ -50,6 +50,6 @@ def _exception(lines: list[str]) -> str | None:
             if NAMES_ALONE.fullmatch(message):
                 return f"{message.rstrip(':')} ({frames[-1]})" if frames else message
             return f"{message} {next(below, '').strip()}".strip() if message.endswith(":") else message
-        if place := FRAME.match(line):
-            frames.append(f"{place[1]}, line {place[2]}")
+        if frame := FRAME.match(line):
+            frames.append(f"{frame[1]}, line {frame[2]}")
     return None

@@ -21,13 +21,13 @@ def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
     """Values by their dotted names; recipe and depth are one option each."""
     values: Setting = {}
     for name, value in table.items():
-        place = f"{above}{name}"
-        if place == RECIPE:
-            values[place] = plain_recipe(value)
+        path = f"{above}{name}"
+        if path == RECIPE:
+            values[path] = plain_recipe(value)
         elif isinstance(value, Mapping):
-            values |= flat_options(value, f"{place}.")
+            values |= flat_options(value, f"{path}.")
         else:
-            values[place] = value
+            values[path] = value
     if not above:
         depths = [values.pop(f"model.{name}", None) for name in ("encoder_layers", "decoder_layers", "layers")]
         stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]

@@ -103,7 +103,7 @@ def _gpus() -> list[Device]:
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=False)
     free: list[float] = json.loads(done.stdout) if done.returncode == 0 else []
     named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    names = named if len(named) == len(free) else [str(place) for place in range(len(free))]
+    names = named if len(named) == len(free) else [str(index) for index in range(len(free))]
     several = len(free) > 1
     return [
         Device("cuda", bytes_free, {"CUDA_VISIBLE_DEVICES": name} if several else {})

@@ -114,7 +114,7 @@ def _loss_rose(record: Record) -> Outcome | None:
     finite = [loss for loss in losses if not math.isnan(loss)]
     if len(finite) < 2:
         return None
-    smooth = [median(finite[max(0, place - 2) : place + 3]) for place in range(len(finite))]
+    smooth = [median(finite[max(0, index - 2) : index + 3]) for index in range(len(finite))]
     lowest = min(smooth)
     # The smallest median is above the start if the loss rose in the first steps.
     limit = min(lowest + RISE, finite[0] + RISE, max(finite[0], lowest + ABOVE_START))

@@ -309,7 +309,7 @@ def _trains_in(process: int, folder: Path) -> bool:
 def _refusal(log: Path, member: Member) -> InputError:
     """The error that the first run was refused with, which applies to all."""
     lines = read_text(log).splitlines()
-    first = max((place for place, line in enumerate(lines) if line.startswith("kilolayer: ")), default=0)
+    first = max((index for index, line in enumerate(lines) if line.startswith("kilolayer: ")), default=0)
     what, *rest = [line.strip().removeprefix("kilolayer: ") for line in lines[first:]] or ["the first run was refused"]
     where, fix = (rest[0], rest[1]) if len(rest) > 1 else ("", rest[0] if rest else "")
     return InputError(what, where=", ".join(filter(None, [where, f"in the run {member.name}"])), fix=fix)

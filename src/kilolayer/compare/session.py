@@ -58,11 +58,11 @@ def run_comparison(
 
 def _opened(config: Source, axes: Axes | None, folder: str | PathLike[str] | None, over: Table) -> Comparison:
     """The comparison that is continued, or a new one."""
-    if isinstance(config, str | PathLike) and kind_of(place := as_path(config, "config")) == "folder":
+    if isinstance(config, str | PathLike) and kind_of(path := as_path(config, "config")) == "folder":
         if folder is not None or over:
             what = "a comparison that is continued has its own folder and configuration"
             raise OptionError(what, where="run_comparison", fix=f"remove {'the tables' if folder is None else 'folder'}")
-        found = Comparison.open(place)
+        found = Comparison.open(path)
         if axes is not None:
             found.extend(_listed(axes))
         return found
@@ -100,8 +100,8 @@ def compare_runs(folders: Sequence[str | PathLike[str]], out: str | PathLike[str
         raise OptionError(
             f"folders is {shown(folders)}", where="compare_runs", fix='give a list: ["runs/first", "runs/second"]'
         )
-    places = [as_path(each, "a run's folder") for each in folders]
-    comparison = Comparison.of_runs(places, None if out is None else as_path(out, "out"))
+    paths = [as_path(each, "a run's folder") for each in folders]
+    comparison = Comparison.of_runs(paths, None if out is None else as_path(out, "out"))
     if out is not None:
         write_documents(comparison)
     return comparison

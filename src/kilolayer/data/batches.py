@@ -136,16 +136,16 @@ class Batches:
             start, end = end, end + counts[number]
             rng.shuffle(members[start:end])
             whole = end - counts[number] % shape.rows
-            table += [(number, place, shape.rows) for place in range(start, whole, shape.rows)]
+            table += [(number, first, shape.rows) for first in range(start, whole, shape.rows)]
             rest = np.concatenate([members[whole:end], *moved.pop(number, [])])
             larger = _better_shape(self.shapes, number, len(rest) % shape.rows)
             if larger is not None:
                 full = len(rest) - len(rest) % shape.rows
                 moved.setdefault(larger, []).append(rest[full:])
                 rest = rest[:full]
-            for place in range(0, len(rest), shape.rows):
-                count = min(shape.rows, len(rest) - place)
-                table.append((number, behind + place, count))
+            for first in range(0, len(rest), shape.rows):
+                count = min(shape.rows, len(rest) - first)
+                table.append((number, behind + first, count))
             tails.append(rest)
             behind += len(rest)
         order = rng.permutation(len(table))
@@ -161,12 +161,12 @@ class Batches:
         counts = sum(np.bincount(kinds, minlength=len(self.shapes)) for _, kinds in chunks)
         assert isinstance(counts, np.ndarray)
         members = np.empty(int(counts.sum()), np.int32)
-        places = np.cumsum(counts) - counts
+        starts = np.cumsum(counts) - counts
         for pairs, kinds in chunks:
             for number in np.unique(kinds):
                 own = pairs[kinds == number]
-                members[places[number] : places[number] + len(own)] = own
-                places[number] += len(own)
+                members[starts[number] : starts[number] + len(own)] = own
+                starts[number] += len(own)
         return members, counts.tolist()
 
 
@@ -198,8 +198,8 @@ def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (
     kinds = Assignment(shapes)(pairs.source_lengths[:most], pairs.target_lengths[:most])
     for number, shape in enumerate(shapes):
         own = np.flatnonzero(kinds == number)
-        for place in range(0, len(own), shape.rows):
-            few = own[place : place + shape.rows]
+        for start in range(0, len(own), shape.rows):
+            few = own[start : start + shape.rows]
             yield _batch(mixture, few, replace(shape, rows=len(few)))
 
 

@@ -24,7 +24,7 @@ FIX = f"put a {BYTE_BPE_FILE} of GPT-2's form, or GPT-2's {VOCABULARY_FILE} and 
 # GPT-2 writes each byte as a visible character: printable Latin-1 bytes as themselves, the others from U+0100 on.
 _SEEN = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _UNSEEN = sorted({*range(256)} - {*_SEEN})
-BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + place): byte for place, byte in enumerate(_UNSEEN)}
+BYTE_OF = {chr(byte): byte for byte in _SEEN} | {chr(256 + index): byte for index, byte in enumerate(_UNSEEN)}
 """The byte that each character of a piece represents."""
 
 
@@ -89,7 +89,7 @@ def _faults(table: dict[str, Any], model: dict[str, Any]) -> list[tuple[bool, st
     return [
         (not isinstance(added, list) or len(tokens) < len(added), "its added_tokens are not a list of tables"),
         (kind != "BPE", f"its model is {shown(kind)}, not BPE"),
-        (table.get("normalizer") is not None, "it normalises text, which would not come back as it was"),
+        (table.get("normalizer") is not None, "it normalizes text, which would not come back as it was"),
         (
             split.get("type") != "ByteLevel",
             f"it is not byte-level: its pre_tokenizer is {shown(split.get('type'))}, not ByteLevel",
@@ -115,26 +115,28 @@ def _checked(vocabulary: Any, where: str, merges: Sequence[tuple[str, Any]]) -> 
         raise InputError("two pieces have the same id", where=where, fix=FIX)
     if missing := sorted(byte for letter, byte in BYTE_OF.items() if letter not in vocabulary):
         raise InputError(f"the vocabulary is not byte-level: byte 0x{missing[0]:02x} has no piece", where=where, fix=FIX)
-    pairs = [_pair(place, merge) for place, merge in merges]
+    pairs = [_pair(location, merge) for location, merge in merges]
     made = BYTE_OF.keys() | {first + second for first, second in pairs}
-    for (place, _), (first, second) in zip(merges, pairs, strict=True):
+    for (location, _), (first, second) in zip(merges, pairs, strict=True):
         for part in (first, second):
             if part not in made:
                 raise InputError(
-                    f"the merge needs {shown(part)}, which is not a byte and is not produced by any merge", where=place, fix=FIX
+                    f"the merge needs {shown(part)}, which is not a byte and is not produced by any merge",
+                    where=location,
+                    fix=FIX,
                 )
         if first + second not in vocabulary:
-            raise InputError(f"the merge produces {shown(first + second)}, which has no id", where=place, fix=FIX)
+            raise InputError(f"the merge produces {shown(first + second)}, which has no id", where=location, fix=FIX)
         if first + second in SPECIAL:
-            raise InputError(f"the merge makes {first + second}, which is a special token", where=place, fix=FIX)
+            raise InputError(f"the merge makes {first + second}, which is a special token", where=location, fix=FIX)
     pieces = sorted(made, key=vocabulary.__getitem__)
     others = {piece: token for piece, token in vocabulary.items() if piece not in made}
     return BytePieces(pieces, pairs, [vocabulary[piece] for piece in pieces], others)
 
 
-def _pair(place: str, merge: Any) -> tuple[str, str]:
+def _pair(where: str, merge: Any) -> tuple[str, str]:
     match merge:
         case [str(first), str(second)] if first and second:
             return first, second
         case _:
-            raise InputError("this is not a merge of two pieces", where=place, fix=FIX)
+            raise InputError("this is not a merge of two pieces", where=where, fix=FIX)

@@ -123,7 +123,7 @@ def _remove_abandoned(cache: Path) -> None:
 
 
 def _remove_draft(draft: Path) -> None:
-    """Remove a draft. The lock file goes last, so that an interrupted removal is still recognised as abandoned."""
+    """Remove a draft. The lock file goes last, so that an interrupted removal is still recognized as abandoned."""
     for path in (draft, _damaged(draft)):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

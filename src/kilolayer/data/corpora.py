@@ -23,7 +23,7 @@ from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_fil
 from kilolayer.data.set_aside import Shares, set_aside
 from kilolayer.data.shares import check_shares
 from kilolayer.data.text import SUFFIXES
-from kilolayer.errors import IdleOptionError, InputError, OptionError, edit_distance, nearest, shown, unknown
+from kilolayer.errors import InputError, OptionError, UnusedOptionError, edit_distance, nearest, shown, unknown
 from kilolayer.files.paths import kind_of
 
 SHARES = ("valid_share", "test_share")
@@ -137,10 +137,10 @@ class DataConfig:
         check(self)
         check_shares(self)
         if self.folder is not None and self.manifest is not None:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 "folder and manifest are both given",
                 fix="remove one of them",
-                idle="folder",
+                unused="folder",
                 beside=("manifest",),
                 either=True,
             )
@@ -148,12 +148,12 @@ class DataConfig:
             untouched = DataConfig()
             for name in ("languages", "train", "valid", "test", "columns", "synthetic", "upsample", *SHARES):
                 if getattr(self, name) != getattr(untouched, name):
-                    raise IdleOptionError(
+                    raise UnusedOptionError(
                         f"{name} has no effect with a manifest",
                         fix="remove it, and list a corpus in the manifest"
                         if name in SHARES
                         else "remove it, or set it in the manifest",
-                        idle=name,
+                        unused=name,
                         beside=("manifest",),
                     )
 

@@ -16,7 +16,7 @@ from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.shares import check_shares
 from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
-from kilolayer.errors import IdleOptionError, InputError, OptionError
+from kilolayer.errors import InputError, OptionError, UnusedOptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import open_regular, parse_json, read_json, replace_surrogates, unreadable
 
@@ -62,10 +62,10 @@ class TextConfig(DocumentsConfig):
         if self.stride is not None and self.stride > self.length:
             raise OptionError(f"stride is {self.stride}", fix=f"allowed: 1 to the length of a window, {self.length}")
         if self.stride is not None and not self.test and not self.test_share:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 "stride has no effect without a test set",
                 fix="set test or test_share, or remove it",
-                idle="stride",
+                unused="stride",
                 beside=("test", "test_share"),
             )
 
@@ -214,14 +214,14 @@ def _plain(path: Path, utf8: bool) -> Iterator[bytes]:
             rest += chunk
             if not rest:
                 continue
-            end = _place_to_cut(rest)
+            end = _offset_to_cut(rest)
             yield _checked(rest[:end], path, position) if utf8 else rest[:end]
             rest, position = rest[end:], position + end
         if rest:
             yield _checked(rest, path, position) if utf8 else rest
 
 
-def _place_to_cut(data: bytes) -> int:
+def _offset_to_cut(data: bytes) -> int:
     """Where to cut: after the last line; if there is none, before the last space or at the last character boundary."""
     if line := data.rfind(b"\n") + 1:
         return line
@@ -234,11 +234,11 @@ def _place_to_cut(data: bytes) -> int:
     return last if last and last + width > len(data) else len(data)
 
 
-def _next_character(data: bytes, place: int) -> int:
-    """`place`, or the start of the next character if it is inside one."""
-    place = min(place, len(data))
-    inside = next((n for n in range(3) if place + n >= len(data) or data[place + n] & 0xC0 != 0x80), 3)
-    return place + inside
+def _next_character(data: bytes, offset: int) -> int:
+    """`offset`, or the start of the next character if it is inside one."""
+    offset = min(offset, len(data))
+    inside = next((n for n in range(3) if offset + n >= len(data) or data[offset + n] & 0xC0 != 0x80), 3)
+    return offset + inside
 
 
 def _checked(piece: bytes, path: Path, position: int) -> bytes:

@@ -174,5 +174,5 @@ def _labels(examples: Sequence[Example], classes: Sequence[str]) -> np.ndarray |
         return None
     if not classes:
         return np.array([example.label for example in examples], np.float32)
-    places = {name: place for place, name in enumerate(classes)}
-    return np.array([places[str(example.label)] for example in examples], np.int64)
+    indices = {name: index for index, name in enumerate(classes)}
+    return np.array([indices[str(example.label)] for example in examples], np.int64)

@@ -15,7 +15,7 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
 from kilolayer.data.example_file import ExampleFile, read_example_file
 from kilolayer.data.glue import LAYOUTS, Columns, GlueName, Kind, Part, find_glue
-from kilolayer.errors import IdleOptionError, InputError, OptionError, shown
+from kilolayer.errors import InputError, OptionError, UnusedOptionError, shown
 from kilolayer.files.paths import storable
 
 MetricName = Literal["accuracy", "f1", "matthews", "pearson", "spearman"]
@@ -68,8 +68,8 @@ class ExamplesConfig:
                 fix=f"allowed: {', '.join(METRICS[self.layout_kind])}",
             )
         if self.classes and self.layout_kind == "number":
-            raise IdleOptionError(
-                "classes have no effect where labels are numbers", fix="remove them", idle="classes", beside=("kind", "glue")
+            raise UnusedOptionError(
+                "classes have no effect where labels are numbers", fix="remove them", unused="classes", beside=("kind", "glue")
             )
         if len(set(self.classes)) < len(self.classes) or len(self.classes) == 1:
             raise OptionError(f"classes are {shown(self.classes)}", fix="list at least two, each once")
@@ -102,10 +102,10 @@ class ExamplesConfig:
 
     def _check_columns(self) -> None:
         if self.folder is not None:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 "folder has no effect without glue",
                 fix='remove it, or name the task: glue = "CoLA"',
-                idle="folder",
+                unused="folder",
                 beside=("glue", "train"),
             )
         columns = [self.first, self.label, *([] if self.second is None else [self.second])]
@@ -121,10 +121,10 @@ class ExamplesConfig:
         default = {each.name: each.default for each in fields(self)}
         changed = [name for name in own if getattr(self, name) != default[name]]
         if changed:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"{changed[0]} has no effect: glue = {self.glue!r} sets it",
                 fix="remove it",
-                idle=changed[0],
+                unused=changed[0],
                 beside=("glue",),
                 either=True,
             )

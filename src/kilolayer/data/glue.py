@@ -77,8 +77,8 @@ def find_glue(name: GlueName, folder: Path) -> dict[Part, Path]:
     for pattern in ("{title}/{stem}.tsv", "{title}.{stem}.tsv", "{stem}.tsv"):
         found: dict[Part, Path] = {}
         for part, stem in layout.files.items():
-            place = pattern.format(title=title, stem=stem)
-            paths = (folder / f"{place}{suffix}" for suffix in SUFFIXES)
+            stem_path = pattern.format(title=title, stem=stem)
+            paths = (folder / f"{stem_path}{suffix}" for suffix in SUFFIXES)
             if path := next((path for path in paths if kind_of(path) == "file"), None):
                 found[part] = path
         if "train" in found and "valid" in found:

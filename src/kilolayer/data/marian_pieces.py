@@ -92,34 +92,34 @@ def _renumbered(path: Path, pieces: list[str]) -> bytes:
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any, bytes]]:
     """The fields of a message: number, value, and the raw bytes of the whole field."""
-    place = 0
-    while place < len(data):
-        start = place
-        key, place = _varint(data, place)
+    offset = 0
+    while offset < len(data):
+        start = offset
+        key, offset = _varint(data, offset)
         match key & 7:
             case 0:
-                value, place = _varint(data, place)
+                value, offset = _varint(data, offset)
             case 1:
-                value, place = data[place : place + 8], place + 8
+                value, offset = data[offset : offset + 8], offset + 8
             case 2:
-                size, place = _varint(data, place)
-                value, place = data[place : place + size], place + size
+                size, offset = _varint(data, offset)
+                value, offset = data[offset : offset + size], offset + size
             case 5:
-                value, place = data[place : place + 4], place + 4
+                value, offset = data[offset : offset + 4], offset + 4
             case other:
                 raise ValueError(f"a field of kind {other}")
-        if place > len(data):
+        if offset > len(data):
             raise ValueError("cut off")
-        yield key >> 3, value, data[start:place]
+        yield key >> 3, value, data[start:offset]
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 7 * LONGEST_VARINT, 7):
-        byte = data[place]
-        value, place = value | (byte & 127) << shift, place + 1
+        byte = data[offset]
+        value, offset = value | (byte & 127) << shift, offset + 1
         if byte < 128:
-            return value, place
+            return value, offset
     raise ValueError("a number that does not end")
 
 

@@ -58,7 +58,7 @@ class MaskedBatch:
 
     packed: PackedBatch
     """The rows, with hidden tokens replaced."""
-    places: Tensor
+    positions: Tensor
     """int64 [rows, most]: the positions of hidden tokens, in order; unused entries are 0."""
     labels: Tensor
     """int64 [rows, most]: the original tokens; 0 in unused entries."""
@@ -69,13 +69,13 @@ class MaskedBatch:
     def parts(self) -> tuple[Tensor, ...]:
         """Tokens; `real` if there is padding; `segments` if pieces share rows; positions and labels."""
         seen = (self.packed.tokens, self.packed.real, self.packed.segments)
-        return (*(each for each in seen if each is not None), self.places, self.labels)
+        return (*(each for each in seen if each is not None), self.positions, self.labels)
 
 
 def inputs_of(parts: Sequence[Tensor]) -> tuple[dict[str, Tensor], Tensor]:
     """The encoder's arguments, and the labels, from the parts of a `MaskedBatch`."""
-    *seen, places, labels = parts
-    return {**dict(zip(("tokens", "mask", "segments"), seen, strict=False)), "places": places}, labels
+    *inputs, positions, labels = parts
+    return {**dict(zip(("tokens", "mask", "segments"), inputs, strict=False)), "positions": positions}, labels
 
 
 class Masker:
@@ -92,16 +92,16 @@ class Masker:
         counts = hidden.sum(axis=1)
         at = np.nonzero(hidden)
         used = np.arange(self.most) < counts[:, None]
-        places, labels = (np.zeros((len(tokens), self.most), np.int64) for _ in range(2))
-        places[used], labels[used] = at[1], tokens[at]
+        positions, labels = (np.zeros((len(tokens), self.most), np.int64) for _ in range(2))
+        positions[used], labels[used] = at[1], tokens[at]
         masked = tokens.copy()
         masked[at] = self._replacements(tokens[at], rng)
-        return masked, places, labels
+        return masked, positions, labels
 
     def _draw(self, ordinary: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """bool [rows, length]: which tokens to hide, among those that may be hidden, `ordinary` bool [rows, length].
 
-        Unhidden tokens and spans are units that are placed in a uniformly random order. A span that would cross the end of a
+        Unhidden tokens and spans are units that are put in a uniformly random order. A span that would cross the end of a
         piece continues in the next piece of the row, and from the last piece in the first.
         """
         tokens = ordinary.sum(axis=1)
@@ -211,17 +211,17 @@ class MaskedText:
 
 def fixed_masks(rows: FixedRows, masker: Masker, size: int, most: int | None = None) -> Iterator[MaskedBatch]:
     """All rows, or the first `most`, with fixed masks, in batches of `size`; the last may be smaller."""
-    place = 0
+    first = 0
     for packed in rows.batches(size, most):
         # Each row has its own generator, so the masks do not depend on how rows are batched.
         found = [
-            masker.mask_tokens(row[None], np.random.default_rng([HELD_OUT, place + number]))
+            masker.mask_tokens(row[None], np.random.default_rng([HELD_OUT, first + number]))
             for number, row in enumerate(packed.tokens.numpy())
         ]
-        place += len(found)
+        first += len(found)
         yield _batch(packed, *(np.concatenate(each) for each in zip(*found, strict=True)))
 
 
-def _batch(packed: PackedBatch, tokens: np.ndarray, places: np.ndarray, labels: np.ndarray) -> MaskedBatch:
+def _batch(packed: PackedBatch, tokens: np.ndarray, positions: np.ndarray, labels: np.ndarray) -> MaskedBatch:
     masked = PackedBatch(torch.from_numpy(tokens), packed.real, packed.segments)
-    return MaskedBatch(masked, torch.from_numpy(places), torch.from_numpy(labels), int((labels != PAD).sum()))
+    return MaskedBatch(masked, torch.from_numpy(positions), torch.from_numpy(labels), int((labels != PAD).sum()))

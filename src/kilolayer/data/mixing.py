@@ -118,9 +118,9 @@ def _stream(size: int, start: int, stop: int, seed: list[int]) -> Iterator[np.nd
         if high - low < size:
             some = np.arange(size, dtype=np.int32)
             np.random.default_rng([*seed, turn]).shuffle(some)
-        for place in range(low, high, PAIRS_AT_ONCE):
-            end = min(place + PAIRS_AT_ONCE, high)
-            yield np.arange(place, end, dtype=np.int32) if some is None else some[place:end]
+        for first in range(low, high, PAIRS_AT_ONCE):
+            end = min(first + PAIRS_AT_ONCE, high)
+            yield np.arange(first, end, dtype=np.int32) if some is None else some[first:end]
 
 
 def _rectangle(
@@ -128,10 +128,10 @@ def _rectangle(
 ) -> np.ndarray:
     """int64 [n, width], padded with 0: row order[i] holds `lengths[i]` tokens from `starts[i]` of the array for row i."""
     real = np.arange(width) < lengths[:, None]
-    places = np.where(real, starts[:, None] + np.arange(width), 0)
+    indices = np.where(real, starts[:, None] + np.arange(width), 0)
     rows = np.empty(real.shape, np.int64)
     for few, source in tokens:
-        rows[few] = source[places[few]]
+        rows[few] = source[indices[few]]
     rows[~real] = 0
     unsorted = np.empty_like(rows)
     unsorted[order] = rows

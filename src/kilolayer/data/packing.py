@@ -109,8 +109,8 @@ def cut(starts: np.ndarray, lengths: np.ndarray, room: int, rng: np.random.Gener
 def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Best-fit decreasing bin packing: the row of each piece, int64 [pieces], and the number of rows.
 
-    Pieces are placed from the largest to the smallest, each into the open row with the least sufficient room, or else into a
-    new row. All pieces of one size are placed together, so the time does not depend on their number; which of them goes where
+    Pieces are packed from the largest to the smallest, each into the open row with the least sufficient room, or else into a
+    new row. All pieces of one size are packed together, so the time does not depend on their number; which of them goes where
     is random.
     """
     shuffled = rng.permutation(len(sizes))
@@ -118,7 +118,7 @@ def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tupl
     row_of = np.empty(len(sizes), np.int64)
     counts = np.bincount(sizes, minlength=capacity + 1)
     open_rows = _OpenRows(capacity)
-    place = 0
+    start = 0
     for size in range(capacity, 0, -1):
         left = int(counts[size])
         while left:
@@ -127,10 +127,10 @@ def best_fit(sizes: np.ndarray, capacity: int, rng: np.random.Generator) -> tupl
             each = room // size
             rows = open_rows.take(room, -(-left // each))
             taken = min(left, len(rows) * each)
-            row_of[order[place : place + taken]] = np.repeat(rows, each)[:taken]
+            row_of[order[start : start + taken]] = np.repeat(rows, each)[:taken]
             open_rows.put(rows[:-1], room - each * size)
             open_rows.put(rows[-1:], room - (taken - (len(rows) - 1) * each) * size)
-            place, left = place + taken, left - taken
+            start, left = start + taken, left - taken
     return row_of, open_rows.total
 
 
@@ -249,8 +249,8 @@ class FixedRows:
         """All rows, or the first `most`, in batches of `rows`; the last may be smaller."""
         plan, order = self._plan
         order = order[:most]
-        for place in range(0, len(order), rows):
-            yield plan.read(self.documents.text, order[place : place + rows], self.length)
+        for start in range(0, len(order), rows):
+            yield plan.read(self.documents.text, order[start : start + rows], self.length)
 
 
 def _chunks(tokens: int) -> Iterator[tuple[int, int]]:

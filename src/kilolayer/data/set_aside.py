@@ -41,8 +41,8 @@ def set_aside(texts: Sequence[ParallelText], shares: Shares, cache: Path) -> dic
 
     Back-translated text is only trained on.
     """
-    places = [(each.direction.name, each.columns, each.synthetic) for each in texts]
-    key = content_key(["set aside", shares.valid, shares.test, places], [path for each in texts for path in each.files])
+    sources = [(each.direction.name, each.columns, each.synthetic) for each in texts]
+    key = content_key(["set aside", shares.valid, shares.test, sources], [path for each in texts for path in each.files])
     folder = built(cache / f"parts-{key}", lambda draft: _write(texts, shares, draft))
     counts = read_json(folder / "counts.json")
     found: dict[Part, list[ParallelText]] = {part: [] for part in PARTS}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 
 
 def check_shares(config: Any) -> None:
     """Raise if valid_share or test_share stands beside the set that it would make, or if they leave nothing to train on."""
     for part in ("valid", "test"):
         if getattr(config, f"{part}_share") and getattr(config, part):
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"{part} and {part}_share are both given",
                 fix="remove one of them",
-                idle=f"{part}_share",
+                unused=f"{part}_share",
                 beside=(part,),
                 either=True,
             )

@@ -1,7 +1,7 @@
 """Token files: the tokens of many sentence pairs on disk, memory-mapped.
 
 A folder holds the tokens, an index (each pair's offset, and the lengths of its source and target) and a description. A pair's
-target follows its source, so reading a pair touches two places: index and tokens. Sources are as the model reads them, with
+target follows its source, so reading a pair touches two files: index and tokens. Sources are as the model reads them, with
 tags and end token; targets are as the model should write them, with end token.
 """
 
@@ -182,7 +182,7 @@ class KeptFile:
 
     def read_spans(self, spans: Iterable[Sequence[int]]) -> bytearray:
         """The concatenated bytes of spans (offset, length)."""
-        return bytearray().join([os.pread(self._descriptor, length, place) for place, length in spans])
+        return bytearray().join([os.pread(self._descriptor, length, offset) for offset, length in spans])
 
 
 def damaged(folder: Path, name: str) -> InputError:

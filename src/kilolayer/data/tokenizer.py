@@ -26,7 +26,7 @@ from kilolayer.data.marian_pieces import read_marian_pieces
 from kilolayer.data.parallel import ParallelText, blank_side
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
-from kilolayer.errors import IdleOptionError, InputError, OptionError, unknown
+from kilolayer.errors import InputError, OptionError, UnusedOptionError, unknown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import remove, write
@@ -100,10 +100,10 @@ class TokenizerConfig:
             for field in dataclasses.fields(self):
                 usual = (None, DEFAULT_SIZE) if field.name == "vocab_size" else (field.default,)
                 if given and field.name not in used and getattr(self, field.name) not in usual:
-                    raise IdleOptionError(
+                    raise UnusedOptionError(
                         f"{field.name} has no effect on {what}",
                         fix=f"remove it, or {name}",
-                        idle=field.name,
+                        unused=field.name,
                         beside=(name,),
                         either=True,
                     )

@@ -200,8 +200,8 @@ def _lines(text: TextPart) -> Iterator[str]:
 
 def _parts(line: str) -> Sequence[str]:
     """Split a line into parts short enough for SentencePiece, before spaces if possible."""
-    places = [0]
-    while len(line) - places[-1] > LONGEST_LINE:
-        space = line.rfind(" ", places[-1] + 1, places[-1] + LONGEST_LINE)
-        places.append(places[-1] + LONGEST_LINE if space < 0 else space)
-    return [line[a:b] for a, b in zip(places, [*places[1:], len(line)], strict=True) if a < b]
+    cuts = [0]
+    while len(line) - cuts[-1] > LONGEST_LINE:
+        space = line.rfind(" ", cuts[-1] + 1, cuts[-1] + LONGEST_LINE)
+        cuts.append(cuts[-1] + LONGEST_LINE if space < 0 else space)
+    return [line[a:b] for a, b in zip(cuts, [*cuts[1:], len(line)], strict=True) if a < b]

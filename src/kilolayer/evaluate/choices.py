@@ -115,13 +115,13 @@ def _windows(context: np.ndarray, continuation: np.ndarray, length: int) -> Iter
 def _predictions(model: Decoder, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
     """The log-probability of each target of a batch, fp64 [predictions], and whether it is the most probable token."""
     states = read(model, batch).flatten(0, 1)
-    places, where = np.unique(batch.at, return_inverse=True)  # several branches may be predicted from one position
+    positions, where = np.unique(batch.at, return_inverse=True)  # several branches may be predicted from one position
     order = np.argsort(where, kind="stable")
     step = max(1, SCORES_AT_ONCE // len(model.embedding.weight))
     values, best = np.empty(len(order)), np.empty(len(order), bool)
-    for first in range(0, len(places), step):
+    for first in range(0, len(positions), step):
         mine = order[slice(*np.searchsorted(where[order], [first, first + step]))]
-        chosen = states[torch.from_numpy(places[first : first + step]).to(states.device)]
+        chosen = states[torch.from_numpy(positions[first : first + step]).to(states.device)]
         scores = model.scores(chosen[None])[0]
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         rows, targets = (torch.from_numpy(each).to(states.device) for each in (where[mine] - first, batch.targets[mine]))

@@ -113,4 +113,4 @@ def _search(options: dict[str, Any]) -> tuple[SearchConfig, list[str]]:
 
 def _until(text: str, stops: Sequence[str]) -> str:
     """The text before the first stop string."""
-    return text[: min((place for stop in stops if stop and (place := text.find(stop)) >= 0), default=len(text))]
+    return text[: min((end for stop in stops if stop and (end := text.find(stop)) >= 0), default=len(text))]

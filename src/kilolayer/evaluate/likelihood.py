@@ -17,7 +17,7 @@ from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def measure(
     total, tokens, size = 0.0, 0, 0
     with in_mode(model, training=False):
         for batch in batches:
-            total += float(recorder.run([Piece("nll", nll, batch.parts)], restart=lambda: True))
+            total += float(recorder.run([WorkItem("nll", nll, batch.parts)], restart=lambda: True))
             tokens += batch.tokens
             size += int(byte_lengths[batch.labels.numpy()].sum())
     return TextLoss(total, tokens, size)

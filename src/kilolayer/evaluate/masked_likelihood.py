@@ -16,7 +16,7 @@ from kilolayer.data.tokenizer import PAD
 from kilolayer.evaluate.likelihood import TextScore
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,6 @@ def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Rec
     nll, correct, tokens = 0.0, 0, 0
     with in_mode(model, training=False):
         for batch in batches:
-            found = recorder.run([Piece("masked", sums, batch.parts)], restart=lambda: True).tolist()
+            found = recorder.run([WorkItem("masked", sums, batch.parts)], restart=lambda: True).tolist()
             nll, correct, tokens = nll + found[0], correct + int(found[1]), tokens + batch.tokens
     return MaskedLoss(nll, correct, tokens)

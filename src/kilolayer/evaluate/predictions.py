@@ -17,7 +17,7 @@ from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def predict(
     found = np.empty((len(examples) if most is None else min(most, len(examples)), head.outputs), np.float32)
     with in_mode(model, training=False):
         for members, batch in examples.in_order(rows, most):
-            logits = recorder.run([Piece("scores", scores, batch.parts[:1])], restart=lambda: True)
+            logits = recorder.run([WorkItem("scores", scores, batch.parts[:1])], restart=lambda: True)
             found[members] = logits[: len(members)].cpu().numpy()
     return found
 

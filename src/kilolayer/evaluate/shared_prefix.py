@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.layers.context import TokenPositions, make_context
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.view import Placed, make_view
 from kilolayer.models.decoder import Decoder
 
 LONGEST_ROW = 2048
@@ -128,8 +128,8 @@ def _batch(windows: Sequence[Window], rows: Sequence[Row]) -> Batch:
             tokens[index, begin:end] = window.inputs[row.shared :]
             positions[index, begin:end] = np.arange(row.shared, len(window.inputs))
             branches[index, begin:end] = branch
-            places = np.arange(len(window.inputs) - window.scored, len(window.inputs))
-            at.append(index * shape[1] + np.where(places < row.shared, places, places - row.shared + begin))
+            scored = np.arange(len(window.inputs) - window.scored, len(window.inputs))
+            at.append(index * shape[1] + np.where(scored < row.shared, scored, scored - row.shared + begin))
             targets.append(window.tokens[len(window.tokens) - window.scored :])
             owners.append(np.full(window.scored, number))
     return Batch(tokens, positions, branches, *(np.concatenate(each) for each in (at, targets, owners)))
@@ -142,11 +142,11 @@ def read(model: Decoder, batch: Batch) -> Tensor:
         torch.from_numpy(each).to(device) for each in (batch.tokens, batch.positions, batch.branches)
     )
     stack.positions.check_length(int(batch.positions.max()) + 1)
-    placed = Placed(positions, positions, _mask(batch, positions, branches))
+    token_positions = TokenPositions(positions, positions, _mask(batch, positions, branches))
     x = stack.add_positions(model.embedding(tokens), positions)
     real = branches != FILLING if (batch.branches == FILLING).any() else None
-    view = make_view(stack.positions, placed, stack.product_dtype, real=real)
-    return stack.run(x, view).states
+    context = make_context(stack.positions, token_positions, stack.product_dtype, real=real)
+    return stack.run(x, context).states
 
 
 def _mask(batch: Batch, positions: Tensor, branches: Tensor) -> Mask:

@@ -88,10 +88,10 @@ class Fading:
 
     def add(self, check: StackCheck) -> Level | None:
         """Take in the next check; returns the lowest level that the stack is now below, if it was not below it before."""
-        for place, (_, share) in enumerate(DYING):
-            before, low = self.since[place], check.reached < share
-            self.since[place] = (check.step if before is None else before) if low else None
-            self.checks[place] = self.checks[place] + 1 if low else 0
+        for index, (_, share) in enumerate(DYING):
+            before, low = self.since[index], check.reached < share
+            self.since[index] = (check.step if before is None else before) if low else None
+            self.checks[index] = self.checks[index] + 1 if low else 0
         level = level_of(check.reached)
         before, self.level = self.level, max(self.level, 0 if level is None else LEVELS.index(level) + 1)
         return level if self.level > before else None
@@ -145,14 +145,14 @@ class DeadStack:
 
 def checks_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[StackCheck]]:
     """The checks of each stack, from the rows "stacks" of a run's metrics, in the order of their steps."""
-    found: dict[str, list[StackCheck]] = {}
+    by_side: dict[str, list[StackCheck]] = {}
     for row in rows:
         for side, values in row.items():
             if isinstance(values, Mapping) and isinstance(reached := values.get("reached"), int | float):
                 moved = values.get("moved")
                 check = StackCheck(int(row["step"]), float(reached), math.nan if moved is None else float(moved))
-                found.setdefault(side, []).append(check)
-    return found
+                by_side.setdefault(side, []).append(check)
+    return by_side
 
 
 def dead_stacks(checks: Mapping[str, Sequence[StackCheck]], lr: float) -> list[DeadStack]:

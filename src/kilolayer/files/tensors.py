@@ -129,13 +129,13 @@ def _kind(tensor: Tensor | None) -> str:
 def write_tensors(draft: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write a safetensors file into a draft; if that fails, no draft remains."""
     try:
-        write_parts(draft, serialise(tensors))
+        write_parts(draft, serialize(tensors))
     except OSError as error:
         remove(draft)
         raise unwritable(draft, error) from None
 
 
-def serialise(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def serialize(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     """The parts of a safetensors file: its header, and the bytes of each tensor."""
     header, ordered = _header(tensors)
     yield header

@@ -5,7 +5,7 @@ place. New files are therefore written next to their destination and renamed, wh
 appending to a link is refused.
 
 Such a draft is locked by the process that writes it. The operating system releases the lock when the process dies, so the next
-write to the same place can tell which drafts are abandoned, and removes them.
+write to the same path can tell which drafts are abandoned, and removes them.
 """
 
 from __future__ import annotations

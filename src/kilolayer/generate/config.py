@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 
 Method = Literal["greedy", "beam", "sample"]
 OPTIONS_OF: dict[Method, tuple[str, ...]] = {
@@ -82,10 +82,10 @@ class SearchConfig:
         for method, names in OPTIONS_OF.items():
             for name in names:
                 if method != self.method and getattr(self, name) is not None:
-                    raise IdleOptionError(
+                    raise UnusedOptionError(
                         f"{name} has no effect with method {self.method!r}",
                         fix=f"remove it, or use method = {method!r}",
-                        idle=name,
+                        unused=name,
                         beside=("method", *OPTIONS_OF[self.method]),
                         either=True,
                     )

@@ -79,23 +79,23 @@ def fill_texts(
     mask, device = vocabulary.vocab_size, next(model.parameters()).device
     width = max(map(len, rows))
     tokens = torch.tensor([[*row, *[PAD] * (width - len(row))] for row in rows], device=device)
-    places = [[place for place, token in enumerate(row) if token == mask] for row in rows]
-    most = max(map(len, places))
-    wanted = torch.tensor([[*each, *[0] * (most - len(each))] for each in places], device=device)
+    positions = [[position for position, token in enumerate(row) if token == mask] for row in rows]
+    most = max(map(len, positions))
+    wanted = torch.tensor([[*each, *[0] * (most - len(each))] for each in positions], device=device)
     with in_mode(model, training=False):
-        logits = model(tokens, mask=tokens != PAD, places=wanted).logits
+        logits = model(tokens, mask=tokens != PAD, positions=wanted).logits
     assert logits is not None
     probabilities = logits.float().softmax(dim=-1)[..., END + 1 : mask]
     best = probabilities.topk(min(top, probabilities.shape[-1]))
     found = []
-    for text, row, own, values, ids in zip(texts, rows, places, best.values.tolist(), best.indices.tolist(), strict=True):
+    for text, row, own, values, ids in zip(texts, rows, positions, best.values.tolist(), best.indices.tolist(), strict=True):
         guesses = [
             [Guess(vocabulary.decode([token + END + 1]), token + END + 1, value) for value, token in zip(*each, strict=True)]
             for each in zip(values[: len(own)], ids[: len(own)], strict=True)
         ]
         filled = list(row)
-        for place, each in zip(own, guesses, strict=True):
-            filled[place] = each[0].id
+        for position, each in zip(own, guesses, strict=True):
+            filled[position] = each[0].id
         found.append(Filled(text, vocabulary.decode(filled), guesses))
     return found
 
@@ -104,7 +104,7 @@ def decode_with_masks(ids: Sequence[int], vocabulary: TextVocabulary) -> str:
     """The text of ids, with <mask> for masks."""
     rest, parts = list(ids), []
     while vocabulary.vocab_size in rest:
-        place = rest.index(vocabulary.vocab_size)
-        parts.append(vocabulary.decode(rest[:place]))
-        rest = rest[place + 1 :]
+        position = rest.index(vocabulary.vocab_size)
+        parts.append(vocabulary.decode(rest[:position]))
+        rest = rest[position + 1 :]
     return (MASK if vocabulary.exact else f" {MASK} ").join([*parts, vocabulary.decode(rest)])

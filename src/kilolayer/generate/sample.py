@@ -38,9 +38,9 @@ def _invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     cumulated = probabilities.cumsum(dim=-1)
     # Scaled by the last sum as rounded, and strictly below it: a token of probability 0 is never chosen.
     reached = torch.minimum(uniform * cumulated[..., -1], torch.nextafter(cumulated[..., -1], uniform.new_zeros(())))
-    places = torch.searchsorted(cumulated, reached[..., None], right=True)[..., 0]
+    indices = torch.searchsorted(cumulated, reached[..., None], right=True)[..., 0]
     # Out of range if the probabilities are NaN, which the hypothesis then reports.
-    return places.clamp(max=probabilities.shape[-1] - 1)
+    return indices.clamp(max=probabilities.shape[-1] - 1)
 
 
 def _generator(seed: int, index: int) -> torch.Generator:

@@ -45,7 +45,7 @@ def generate(
     if source.is_meta or next(model.parameters()).is_meta:
         raise InputError(
             "the model or its source is on the meta device, where there are no values",
-            fix="call model.materialise(device) first, or load its weights; and make the source there",
+            fix="call model.materialize(device) first, or load its weights; and make the source there",
         )
     lengths = (source != PAD).sum(dim=1).tolist()
     if 0 in lengths:

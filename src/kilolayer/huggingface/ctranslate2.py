@@ -113,7 +113,7 @@ def _pieces_read(tokenizers: Tokenizers) -> list[str]:
 
 
 def _fill_stack(spec: Any, embeddings: Any, stack: Stack, table: Any, before: bool) -> None:
-    place = "pre_norm" if before else "out_norm"
+    norm_name = "pre_norm" if before else "out_norm"
     embeddings.weight = _array(table.weight)
     spec.scale_embeddings = False
     spec.position_encodings.encodings = _array(stack.positions.at_input.weight)
@@ -122,16 +122,16 @@ def _fill_stack(spec: Any, embeddings: Any, stack: Stack, table: Any, before: bo
         own = sublayers.self_attention
         _fill_linear(layer.self_attention.linear[0], own.f.query_key_value)
         _fill_linear(layer.self_attention.linear[1], own.f.output)
-        _fill_norm(layer.self_attention.layer_norm, getattr(own, place))
+        _fill_norm(layer.self_attention.layer_norm, getattr(own, norm_name))
         if stack.side == "decoder":
             reading = sublayers.cross_attention
             _fill_linear(layer.attention.linear[0], reading.f.query)
             _fill_linear(layer.attention.linear[1], reading.f.key_value)
             _fill_linear(layer.attention.linear[2], reading.f.output)
-            _fill_norm(layer.attention.layer_norm, getattr(reading, place))
+            _fill_norm(layer.attention.layer_norm, getattr(reading, norm_name))
         _fill_linear(layer.ffn.linear_0, sublayers.feedforward.f.input)
         _fill_linear(layer.ffn.linear_1, sublayers.feedforward.f.output)
-        _fill_norm(layer.ffn.layer_norm, getattr(sublayers.feedforward, place))
+        _fill_norm(layer.ffn.layer_norm, getattr(sublayers.feedforward, norm_name))
     if before:
         _fill_norm(spec.layer_norm, stack.top_norm)
 

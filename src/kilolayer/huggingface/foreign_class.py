@@ -84,7 +84,7 @@ class ForeignClass(ABC):
         return {}
 
     def spare_entries(self, config: ModelConfig) -> list[Entry]:
-        """Weights that a file may contain and the model has no place for, such as the first matrix of a head added later."""
+        """Weights that a file may contain and the model does not have, such as the first matrix of a head added later."""
         return []
 
     def _to_theirs(self, config: ModelConfig, ours: str, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -24,10 +24,10 @@ from kilolayer.models.adapt.pretrained import ENTRY
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
+from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights
-from kilolayer.models.place import check_dtype, check_place
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 
 FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
@@ -124,7 +124,7 @@ class Imported:
         return to_ours(entries, found)
 
     def spare_weights(self) -> dict[str, Tensor]:
-        """Weights that the model has no place for but another can use: BERT's pooler, as the first matrix of a head."""
+        """Weights that the model has no parameter for but another can use: BERT's pooler, as the first matrix of a head."""
         entries = [
             entry for entry in self.form.spare_entries(self.config) if all(name in self.tensors for name in entry.theirs)
         ]
@@ -140,10 +140,10 @@ def from_huggingface(
     safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's own
     tokenizer.
     """
-    place = check_place(device)
+    target = check_device(device)
     check_dtype(dtype)
     imported = Imported.open(as_path(folder, "the folder of the model"))
     model = build_model(imported.config, device="meta", seed=0)
     # Assigned, not copied, so that no time is spent on initializing weights that are loaded.
-    model.load_state_dict({name: weight.to(place, dtype) for name, weight in imported.weights().items()}, assign=True)
+    model.load_state_dict({name: weight.to(target, dtype) for name, weight in imported.weights().items()}, assign=True)
     return model.eval()

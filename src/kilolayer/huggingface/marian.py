@@ -136,32 +136,32 @@ class Marian(ForeignClass):
         return {"lm_head.weight": target} if config.tie_embeddings else {}
 
 
-def seq2seq_entries(config: ModelConfig, place: str) -> list[Entry]:
-    """The layers of both stacks, with the names of BART and related classes. place: of the norms, `pre_norm` or `out_norm`."""
+def seq2seq_entries(config: ModelConfig, norm_name: str) -> list[Entry]:
+    """The layers of both stacks, with the names of BART and related classes. norm_name: `pre_norm` or `out_norm`."""
     sides: tuple[Side, ...] = ("encoder", "decoder")
     return [
         entry
         for side in sides
         for index in range(config.depths.of(side))
-        for entry in layer_entries(f"{side}.blocks.{index}", f"model.{side}.layers.{index}", place, side == "decoder")
+        for entry in layer_entries(f"{side}.blocks.{index}", f"model.{side}.layers.{index}", norm_name, side == "decoder")
     ]
 
 
-def layer_entries(ours: str, theirs: str, place: str, reads_memory: bool) -> list[Entry]:
+def layer_entries(ours: str, theirs: str, norm_name: str, reads_memory: bool) -> list[Entry]:
     """One layer, with the names of BART and related classes. reads_memory: whether it has cross-attention."""
     heads = [f"{theirs}.self_attn.{part}_proj" for part in ("q", "k", "v", "out")]
     found = [
         *linear(f"{ours}.self_attention.f.query_key_value", *heads[:3]),
         *linear(f"{ours}.self_attention.f.output", heads[3]),
-        *norm(f"{ours}.self_attention.{place}", f"{theirs}.self_attn_layer_norm"),
+        *norm(f"{ours}.self_attention.{norm_name}", f"{theirs}.self_attn_layer_norm"),
         *linear(f"{ours}.feedforward.f.input", f"{theirs}.fc1"),
         *linear(f"{ours}.feedforward.f.output", f"{theirs}.fc2"),
-        *norm(f"{ours}.feedforward.{place}", f"{theirs}.final_layer_norm"),
+        *norm(f"{ours}.feedforward.{norm_name}", f"{theirs}.final_layer_norm"),
     ]
     if reads_memory:
         query, key, value, output = (f"{theirs}.encoder_attn.{part}_proj" for part in ("q", "k", "v", "out"))
         found += linear(f"{ours}.cross_attention.f.query", query)
         found += linear(f"{ours}.cross_attention.f.key_value", key, value)
         found += linear(f"{ours}.cross_attention.f.output", output)
-        found += norm(f"{ours}.cross_attention.{place}", f"{theirs}.encoder_attn_layer_norm")
+        found += norm(f"{ours}.cross_attention.{norm_name}", f"{theirs}.encoder_attn_layer_norm")
     return found

@@ -41,4 +41,4 @@ class Source:
         classes = self.task.labels
         if not classes:
             return {}
-        return {"id2label": dict(enumerate(classes)), "label2id": {name: place for place, name in enumerate(classes)}}
+        return {"id2label": dict(enumerate(classes)), "label2id": {name: index for index, name in enumerate(classes)}}

@@ -163,7 +163,7 @@ def _merges(tokenizer: Tokenizer) -> list[list[str]]:
     found = []
     known = {piece: token for token, piece in enumerate(tokenizer.pieces) if not tokenizer.is_reserved(token)}
     for piece, token in known.items():
-        cuts = [(piece[:place], piece[place:]) for place in range(1, len(piece))]
+        cuts = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
         found += [(-tokenizer.score(token), token, [left, right]) for left, right in cuts if left in known and right in known]
     return [pair for _, _, pair in sorted(found, key=lambda each: each[:2])]
 

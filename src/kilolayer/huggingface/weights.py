@@ -71,7 +71,7 @@ def to_theirs(entries: Iterable[Entry], ours: Mapping[str, Tensor]) -> dict[str,
 
 
 def under_own_name(entries: Iterable[Entry], theirs: Mapping[str, Tensor], *, copies: Mapping[str, str]) -> dict[str, Tensor]:
-    """Their tensors, each under its own name; raises if one is missing or has no place.
+    """Their tensors, each under its own name; raises if one is missing or unknown.
 
     copies: names under which a file may repeat the tensor of another name, or be the only one to store it.
     """

@@ -12,12 +12,12 @@ from torch import nn
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
+from kilolayer.layers.context import AttentionContext
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_scale
 from kilolayer.layers.stream import LayerOutput, LayerState
 from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
-from kilolayer.layers.view import View
 from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
 
 FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAttention, Kind.FEEDFORWARD: FeedForward}
@@ -80,13 +80,13 @@ class Block(nn.Module):
         """The sublayers, in the order in which they run."""
         return [getattr(self, kind) for kind in self.kinds()]
 
-    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        return self.run_feedforward(x, view)
+    def forward(self, x: LayerState, context: AttentionContext, cache: KeyCache | None = None) -> LayerOutput:
+        x = self.self_attention(x, context.mask, context.rotation, cache, context.past)
+        return self.run_feedforward(x, context)
 
-    def run_feedforward(self, x: LayerState, view: View) -> LayerOutput:
+    def run_feedforward(self, x: LayerState, context: AttentionContext) -> LayerOutput:
         """The last sublayer; experts are also told which positions are real."""
-        y = self.feedforward(x, view.real) if self.is_sparse else self.feedforward(x)
+        y = self.feedforward(x, context.real) if self.is_sparse else self.feedforward(x)
         return y if isinstance(y, LayerOutput) else LayerOutput(y)
 
 
@@ -99,10 +99,10 @@ class CrossBlock(Block):
     def kinds() -> tuple[Kind, ...]:
         return (Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD)
 
-    def forward(self, x: LayerState, view: View, cache: KeyCache | None = None) -> LayerOutput:
-        x = self.self_attention(x, view.mask, view.rotation, cache, view.past)
-        x = self.cross_attention(x, view.memory, view.memory_mask, cache)
-        return self.run_feedforward(x, view)
+    def forward(self, x: LayerState, context: AttentionContext, cache: KeyCache | None = None) -> LayerOutput:
+        x = self.self_attention(x, context.mask, context.rotation, cache, context.past)
+        x = self.cross_attention(x, context.memory, context.memory_mask, cache)
+        return self.run_feedforward(x, context)
 
 
 def make_block(

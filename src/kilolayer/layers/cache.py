@@ -129,10 +129,10 @@ class Cache:
         if self.real is None:
             return torch.full((1, branches), len(self.widths) - 1, device=self.seen.device), self.seen
         line = self.real.shape[1]
-        places = self.real.sum(dim=1, keepdim=True) + (len(self.widths) - 1 - line)
-        return places.expand(-1, branches), self.seen
+        ids = self.real.sum(dim=1, keepdim=True) + (len(self.widths) - 1 - line)
+        return ids.expand(-1, branches), self.seen
 
-    def places(self) -> Tensor:
+    def position_ids(self) -> Tensor:
         """The position of each entry, padding not counted: int [1 or batch, length]."""
         index = torch.repeat_interleave(torch.tensor(self.widths))
         if self.real is None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 
 
 class Embedding(nn.Module):
@@ -36,13 +36,14 @@ class Embedding(nn.Module):
         self.scale = dim**0.5 if scaled else 1.0
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
 
-    def fill(self, noise: Noise) -> None:
-        noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        generator.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
         if self.pad_id is not None:
             self.weight[self.pad_id].zero_()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Int [batch, length] to [batch, length, dim]; in `states_dtype` if `Model.lower` has set one."""
+        """Int [batch, length] to [batch, length, dim]; in `states_dtype` if `Model.cast_weights` has set one."""
         self._check(ids)
         return F.embedding(ids, self.weight, padding_idx=self.pad_id).to(self.states_dtype or self.weight.dtype) * self.scale
 
@@ -74,8 +75,9 @@ class VocabularyProjection(nn.Module):
         self.gain = gain
         self.weight = nn.Parameter(torch.empty(vocab_size, dim))
 
-    def fill(self, noise: Noise) -> None:
-        noise.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        generator.normal_(self.weight, self.gain * self.weight.shape[1] ** -0.5)
 
     def forward(self, states: Tensor) -> Tensor:
         """[batch, length, dim] to [batch, length, vocabulary]."""
@@ -89,8 +91,9 @@ class TokenTypes(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(types, dim))
 
-    def fill(self, noise: Noise) -> None:
-        noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        generator.normal_(self.weight, self.weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, types: Tensor | None = None) -> Tensor:
         """[batch, length, dim] to the same shape; types: int64 [batch, length], all 0 by default."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kilolayer.config import bounded, check
-from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.norms.registry import check_norm_name
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu"]
@@ -86,10 +86,10 @@ class LayerOptions:
                     fix="set max_length to the longest sequence that the model will read",
                 )
         elif self.max_length is not None:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"max_length={self.max_length} has no effect with {self.positions!r} positions",
                 fix='remove it, or choose positions="learned"',
-                idle="max_length",
+                unused="max_length",
                 beside=("positions",),
             )
         if self.positions == "sinusoidal" and self.dim % 2:

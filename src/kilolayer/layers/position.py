@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, OptionError
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.options import LayerOptions
 from kilolayer.recipes.base import Side
 
@@ -72,14 +72,15 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(max_length, dim))
 
-    def fill(self, noise: Noise) -> None:
-        noise.normal_(self.weight, self.weight.shape[1] ** -0.5)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        generator.normal_(self.weight, self.weight.shape[1] ** -0.5)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.weight[positions]
 
 
-class Unplaced(nn.Module):
+class NoPositions(nn.Module):
     """Returns x unchanged, for models that encode positions in attention or not at all."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -140,8 +141,9 @@ class RelativeBias(nn.Module):
         self.causal, self.std = causal, dim**-0.5
         self.weight = nn.Parameter(torch.empty(T5_BUCKETS, heads))
 
-    def fill(self, noise: Noise) -> None:
-        noise.normal_(self.weight, self.std)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        generator.normal_(self.weight, self.std)
 
     def forward(self, queries_BL: Tensor, keys_BL: Tensor) -> Tensor:
         """Positions of queries and keys, int [1 or batch, length] each, to the bias [1 or batch, heads, queries, keys]."""
@@ -173,7 +175,7 @@ class Positions(nn.Module):
         super().__init__()
         kind, causal = options.positions, side == "decoder"
         self.max_length = options.max_length
-        self.at_input = Unplaced()
+        self.at_input = NoPositions()
         self.rotary: Rotary | None = None
         self.bias: RelativeBias | None = None
         if kind == "sinusoidal":

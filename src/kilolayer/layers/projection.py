@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.recipes.base import Plan
 from kilolayer.recipes.role import Role
 
@@ -25,15 +25,15 @@ class Projection(nn.Linear):
         super().__init__(inputs, sum(rows), bias=plan.bias)
         self.parts, self.plan, self.fan_out, self.rows = tuple(parts), plan, fan_out, rows
 
-    def reset_parameters(self) -> None:
-        """Do nothing: `fill` initializes the weights. nn.Linear would draw from torch's default generator here."""
-
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        if not hasattr(self, "parts"):  # nn.Linear calls this before it is known how the weights start
+            return
+        generator = generator or KeyedGenerator()
         for index, (matrix, (role, _)) in enumerate(zip(self.weight.split(self.rows), self.parts, strict=True)):
-            noise.draw_(matrix, self.plan, role, f"weight.{index}", fan_out=self.fan_out)
+            generator.draw_(matrix, self.plan, role, f"weight.{index}", fan_out=self.fan_out)
         if self.bias is not None:
             for index, (bias, (role, _)) in enumerate(zip(self.bias.split(self.rows), self.parts, strict=True)):
-                noise.bias_(bias, self.plan, role, self.in_features, f"bias.{index}")
+                generator.bias_(bias, self.plan, role, self.in_features, f"bias.{index}")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002, the name in torch
         """[..., inputs] to [..., sum of rows], in the dtype of the weights."""
@@ -44,4 +44,4 @@ class Projection(nn.Linear):
 
 
 class PreciseProjection(Projection):
-    """A projection that keeps its dtype when `Model.lower` reduces the precision of a model."""
+    """A projection that keeps its dtype when `Model.cast_weights` reduces the precision of a model."""

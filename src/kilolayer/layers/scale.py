@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.recipes.base import Learned, PerLayer, Scale
 
 
@@ -30,18 +30,18 @@ class LayerConstant(nn.Module):
 
     def __init__(self, value: float) -> None:
         super().__init__()
-        self.start = value
+        self.init = value
         # A tensor, because one compiled layer serves all layers; a Python number would be compiled in as a constant.
         self.register_buffer("value", torch.empty(()), persistent=False)
 
-    def fill(self, noise: Noise) -> None:
-        self.value.fill_(self.start)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        self.value.fill_(self.init)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.value * x
 
     def extra_repr(self) -> str:
-        return f"{self.start:.4f}"
+        return f"{self.init:.4f}"
 
 
 class LearnedScale(nn.Module):
@@ -51,7 +51,7 @@ class LearnedScale(nn.Module):
 
     def __init__(self, scale: Learned, size: int) -> None:
         super().__init__()
-        self.start, self.rate = scale.start, scale.rate
+        self.init, self.rate = scale.init, scale.rate
         shape = () if scale.shape == "scalar" else (size,)
         weight = torch.empty(shape)
         if scale.trainable:
@@ -59,8 +59,8 @@ class LearnedScale(nn.Module):
         else:
             self.register_buffer("weight", weight)
 
-    def fill(self, noise: Noise) -> None:
-        self.weight.fill_(self.start)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        self.weight.fill_(self.init)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.weight * x
@@ -73,7 +73,7 @@ class HeadScale(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(heads, 1, 1))
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
         self.weight.fill_(1.0)
 
     def forward(self, x_BHLD: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Shift(nn.Module):
         super().__init__()
         self.bias = nn.Parameter(torch.empty(()))
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
         self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:

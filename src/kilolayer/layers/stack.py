@@ -18,6 +18,7 @@ from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, Sparsity, make_block
 from kilolayer.layers.cache import Cache, KeyCache
+from kilolayer.layers.context import AttentionContext, Sequences, make_context, mask_of_memory, number_positions
 from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions
@@ -25,10 +26,9 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import make_scale, make_shift
 from kilolayer.layers.stream import make_stream, state_of
 from kilolayer.layers.sublayer import Sublayer
-from kilolayer.layers.view import Sequences, View, make_view, mask_of_memory, place
 from kilolayer.recipes.base import NORM, Depths, Kind, Learned, Recipe, Side, norm_spec
 
-AnyView = TypeVar("AnyView", bound=View)
+AnyView = TypeVar("AnyView", bound=AttentionContext)
 AttentionWeights = tuple[Tensor | None, ...]
 """[batch, heads, queries, keys] for each layer; None for a layer whose attention is a user's own module."""
 
@@ -139,39 +139,41 @@ class Stack(nn.Module):
                 f"a cache of {len(cache.layers)} layers for a {self.side} of {len(self.blocks)}",
                 fix="make it by this model's new_cache(capacity=...)",
             )
-        x, view = self.prepare_inputs(inputs, memory, cache)
+        x, context = self.prepare_inputs(inputs, memory, cache)
         run = self._run_with_weights if attention_weights else self.run
-        out = run(x, view, cache.layers if cache else None, hidden_states=hidden_states)
+        out = run(x, context, cache.layers if cache else None, hidden_states=hidden_states)
         if cache is not None:
             cache.advance(inputs.states.shape[1])
         return out
 
-    def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, View]:
-        """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the view that all layers share."""
-        placed = place(self.positions, inputs, cache, causal=self.side == "decoder")
-        x = self.dropout(self.add_positions(inputs.states, placed.places))
-        view = make_view(
+    def prepare_inputs(
+        self, inputs: Sequences, memory: Sequences | None, cache: Cache | None
+    ) -> tuple[Tensor, AttentionContext]:
+        """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the context of all layers."""
+        token_positions = number_positions(self.positions, inputs, cache, causal=self.side == "decoder")
+        x = self.dropout(self.add_positions(inputs.states, token_positions.ids))
+        context = make_context(
             self.positions,
-            placed,
+            token_positions,
             self.product_dtype,
             past=cache.length if cache else 0,
             memory=None if memory is None else memory.states,
             memory_mask=None if memory is None else mask_of_memory(inputs, memory),
             real=inputs.real,
         )
-        return x, view
+        return x, context
 
-    def add_positions(self, embedded: Tensor, places: Tensor) -> Tensor:
-        """Add positions and apply the input norm: [batch, length, dim] to the same; places: int [1 or batch, length]."""
-        return self.input_norm(self.positions.at_input(embedded, places))
+    def add_positions(self, embedded: Tensor, ids: Tensor) -> Tensor:
+        """Add positions and apply the input norm: [batch, length, dim] to the same; ids: int [1 or batch, length]."""
+        return self.input_norm(self.positions.at_input(embedded, ids))
 
     def run(
-        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+        self, x: Tensor, context: AttentionContext, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
         """Run the blocks and the final norm on x [batch, length, dim], which already has its positions."""
         kept, routing, history = [x], [], self.stream.begin(x)
         for index, block in enumerate(self.blocks):
-            own = self.view_of_layer(view, index)
+            own = self.view_of_layer(context, index)
             y, layer_routing = block(self.stream.read(history, index), own, caches[index] if caches else None)
             history = self.stream.write(history, y)
             kept += [state_of(y)] if hidden_states else []
@@ -179,20 +181,20 @@ class Stack(nn.Module):
         states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
-    def view_of_layer(self, view: AnyView, index: int) -> AnyView:
+    def view_of_layer(self, context: AnyView, index: int) -> AnyView:
         """The view that one layer reads: that of all layers, unless its largest logits are measured."""
-        return view if self.largest_logits is None else view.recording(*self.largest_logits[index])
+        return context if self.largest_logits is None else context.recording(*self.largest_logits[index])
 
     def _run_with_weights(
-        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+        self, x: Tensor, context: AttentionContext, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
         """As `run`, but also return attention weights; a fast form of the stack uses its plain layers for this."""
         own: list[Tensor] = []
         cross: list[Tensor] | None = None
-        seen = replace(view, mask=replace(view.mask, weights=own))
-        if view.memory_mask is not None:
+        seen = replace(context, mask=replace(context.mask, weights=own))
+        if context.memory_mask is not None:
             cross = []
-            seen = replace(seen, memory_mask=replace(view.memory_mask, weights=cross))
+            seen = replace(seen, memory_mask=replace(context.memory_mask, weights=cross))
         out = Stack.run(self, x, seen, caches, hidden_states=hidden_states)
         return replace(
             out,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
@@ -164,8 +164,8 @@ class Anchored(StackStream):
 class LayerCombination(StackStream):
     """DLCL: each layer, and the top of the stack, reads a learned combination of the outputs y_k of all layers below it.
 
-    `normalise="each"`: sum_k W[l,k] LN_k(y_k), where the embedding y_0 is not normalized;
-    `normalise="sum"`: LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
+    `normalize="each"`: sum_k W[l,k] LN_k(y_k), where the embedding y_0 is not normalized;
+    `normalize="sum"`: LN(sum_k W[l,k] y_k), except for the first layer, which reads W[0,0] y_0.
     W [layers + 1, layers + 1] is lower triangular and initialized to the mean: W[l,k] = 1 / (l + 1).
     """
 
@@ -178,11 +178,11 @@ class LayerCombination(StackStream):
         options: LayerOptions,
     ) -> None:
         super().__init__()
-        self.normalises_each = combination.normalise == "each"
+        self.normalizes_each = combination.normalize == "each"
         self.weight = nn.Parameter(torch.empty(layers + 1, layers + 1))
         self.norms = nn.ModuleList(make_norm(NORM, options.dim, options) for _ in range(layers))
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
         rows = torch.arange(1, len(self.weight) + 1, device=self.weight.device, dtype=self.weight.dtype)
         self.weight.copy_(torch.ones_like(self.weight).tril() / rows[:, None])
 
@@ -190,7 +190,7 @@ class LayerCombination(StackStream):
         return [x]
 
     def write(self, history: list[Tensor], y: Tensor) -> list[Tensor]:
-        return [*history, self.norms[len(history) - 1](y) if self.normalises_each else y]
+        return [*history, self.norms[len(history) - 1](y) if self.normalizes_each else y]
 
     def read(self, history: list[Tensor], layer: int) -> Tensor:
         weights = self.weight[layer, : layer + 1].unbind()
@@ -198,7 +198,7 @@ class LayerCombination(StackStream):
         combined = weights[0] * history[0]
         for weight, output in zip(weights[1:], history[1:], strict=True):
             combined = torch.addcmul(combined, weight, output)
-        return combined if self.normalises_each or layer == 0 else self.norms[layer - 1](combined)
+        return combined if self.normalizes_each or layer == 0 else self.norms[layer - 1](combined)
 
     def end(self, history: list[Tensor]) -> Tensor:
         return self.read(history, len(history) - 1)

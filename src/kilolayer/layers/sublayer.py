@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.norms.base import Norm, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
@@ -23,21 +23,21 @@ from kilolayer.recipes.base import Plan
 class DropPath(nn.Module):
     """Stochastic depth: in training, drops the branch of whole samples and divides the others by the probability to be kept."""
 
-    chance: Tensor
+    p: Tensor
 
-    def __init__(self, chance: float) -> None:
+    def __init__(self, p: float) -> None:
         super().__init__()
-        self.start = chance
+        self.init = p
         # A tensor, because one compiled layer serves all layers; a Python number would be compiled in as a constant.
-        self.register_buffer("chance", torch.full((), chance, dtype=torch.float32), persistent=False)
+        self.register_buffer("p", torch.full((), p, dtype=torch.float32), persistent=False)
 
-    def fill(self, noise: Noise) -> None:
-        self.chance.fill_(self.start)
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        self.p.fill_(self.init)
 
     def factors(self, batch: int) -> Tensor:
-        """Draw a factor for the branch of each sample, 0 or 1 / (1 - chance): fp32 [batch]."""
-        kept = torch.rand(batch, device=self.chance.device) >= self.chance
-        return kept / (1 - self.chance)
+        """Draw a factor for the branch of each sample, 0 or 1 / (1 - p): fp32 [batch]."""
+        kept = torch.rand(batch, device=self.p.device) >= self.p
+        return kept / (1 - self.p)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         if not self.training:

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, shown
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.modules import in_mode
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
-from kilolayer.layers.view import Sequences
 from kilolayer.models.model import Model
 from kilolayer.moe.shard import expert_group
 from kilolayer.torch_state import own_torch_state

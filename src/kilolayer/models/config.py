@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from kilolayer import recipes
 from kilolayer.config import bounded, convert_fields, strict_class
-from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
 from kilolayer.moe.config import MoE
@@ -144,10 +144,10 @@ class ModelConfig(LayerOptions):
         if self.final_norm is None or self.recipe.top(self.depths.sides[0], self.depths).norm:
             return
         wish = "contradicts" if self.final_norm else "has no effect on"
-        raise IdleOptionError(
+        raise UnusedOptionError(
             f"final_norm={self.final_norm} {wish} the recipe {self.recipe.name!r}, which has no final norm",
             fix="remove final_norm, or choose a Pre-LN recipe",
-            idle="final_norm",
+            unused="final_norm",
             beside=("recipe",),
         )
 
@@ -158,10 +158,10 @@ class ModelConfig(LayerOptions):
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
         normed = any(plan.norms for plan in plans)
         if changed and not normed and not self.embedding_norm and not self.qk_norm:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms",
                 fix="remove it",
-                idle=changed[0],
+                unused=changed[0],
                 beside=("recipe",),
             )
 
@@ -220,19 +220,19 @@ class ModelConfig(LayerOptions):
     def _check_depth(self) -> None:
         open_sides = [side for side in self.depths.sides if getattr(self, f"{side}_layers") is None]
         if self.layers is not None and not open_sides:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"layers={self.layers} has no effect: encoder_layers and decoder_layers set both depths",
                 fix="remove layers, or set encoder_layers and decoder_layers instead",
-                idle="layers",
+                unused="layers",
                 beside=("encoder_layers", "decoder_layers"),
                 either=True,
             )
         for side in ("encoder", "decoder"):
             if self.shape not in (side, "encoder_decoder") and getattr(self, f"{side}_layers") is not None:
-                raise IdleOptionError(
+                raise UnusedOptionError(
                     f"{side}_layers has no effect on the shape {self.shape!r}",
                     fix='remove it, or choose shape="encoder_decoder"',
-                    idle=f"{side}_layers",
+                    unused=f"{side}_layers",
                     beside=("shape",),
                 )
 

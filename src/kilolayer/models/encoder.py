@@ -10,9 +10,9 @@ from torch import Tensor
 from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import TokenTypes, check_range
 from kilolayer.layers.options import Activation, Positions
-from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
 from kilolayer.models.model import Model
@@ -21,6 +21,7 @@ from kilolayer.models.outputs import EncoderOutput
 from kilolayer.models.sequence_head import SequenceHead
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
+from kilolayer.renamed import renamed_arguments
 
 
 class Encoder(Model):
@@ -72,6 +73,7 @@ class Encoder(Model):
         self.output_bias = self._output_bias()
         self.head = None if config.head is None else SequenceHead(config.dim, config.head)
 
+    @renamed_arguments(places="positions")
     def forward(
         self,
         tokens: Tensor | None = None,
@@ -80,7 +82,7 @@ class Encoder(Model):
         mask: Tensor | None = None,
         segments: Tensor | None = None,
         types: Tensor | None = None,
-        places: Tensor | None = None,
+        positions: Tensor | None = None,
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> EncoderOutput:
@@ -90,29 +92,29 @@ class Encoder(Model):
         mask: bool [batch, length], True at real positions; by default, where tokens are not `pad_id`.
         segments: int [batch, length], the document of each position; documents do not see each other.
         types: int64 [batch, length], the type of each token, such as its sentence in a pair; by default all are 0.
-        places: int64 [batch, k], the positions to predict; logits are then [batch, k, vocabulary].
+        positions: int64 [batch, k], the positions to predict; logits are then [batch, k, vocabulary].
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         inputs = self._typed(self._read(self.embedding, tokens, embeddings, mask, segments), types)
-        if places is not None:
-            self._check_places(places, inputs.states)
+        if positions is not None:
+            self._check_positions(positions, inputs.states)
         out = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
         if self.head is not None:
             logits = self.head(out.states, inputs.real)
         else:
-            logits = self._scores(out.states if places is None else states_at(out.states, places))
+            logits = self._scores(out.states if positions is None else states_at(out.states, positions))
         return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing, out.attention)
 
-    def _check_places(self, places: Tensor, states: Tensor) -> None:
+    def _check_positions(self, positions: Tensor, states: Tensor) -> None:
         if self.embedding is None or self.head is not None:
             absent = "without a vocabulary" if self.embedding is None else "with a head"
-            raise InputError(f"places has no effect on a model {absent}", fix="read .states at these places")
-        if places.dtype != torch.int64 or places.dim() != 2 or len(places) != len(states):
+            raise InputError(f"positions has no effect on a model {absent}", fix="read .states at these positions")
+        if positions.dtype != torch.int64 or positions.dim() != 2 or len(positions) != len(states):
             raise InputError(
-                f"places are {places.dtype} of shape {list(places.shape)}",
+                f"positions are {positions.dtype} of shape {list(positions.shape)}",
                 fix=f"give int64 of shape [batch, k], here [{len(states)}, k]",
             )
-        check_range("places", places, states.shape[1])
+        check_range("positions", positions, states.shape[1])
 
     def _typed(self, inputs: Sequences, types: Tensor | None) -> Sequences:
         if self.token_types is not None:
@@ -128,6 +130,6 @@ class Encoder(Model):
         return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
 
 
-def states_at(states: Tensor, places: Tensor) -> Tensor:
-    """Select the states at `places`, int64 [batch, k], of each row: [batch, length, dim] to [batch, k, dim]."""
-    return states.gather(1, places[:, :, None].expand(-1, -1, states.shape[-1]))
+def states_at(states: Tensor, positions: Tensor) -> Tensor:
+    """Select the states at `positions`, int64 [batch, k], of each row: [batch, length, dim] to [batch, k, dim]."""
+    return states.gather(1, positions[:, :, None].expand(-1, -1, states.shape[-1]))

@@ -12,8 +12,8 @@ from kilolayer import recipes
 from kilolayer.config import strict
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.cache import Cache
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.options import Activation, Positions
-from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput

@@ -127,7 +127,7 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
                 )
             config = replace(config, positions="learned", max_length=max_length)
     weight = next(model.parameters())
-    return build_model(config, device="meta", dtype=weight.dtype, seed=model.seed).materialise(weight.device)
+    return build_model(config, device="meta", dtype=weight.dtype, seed=model.seed).materialize(weight.device)
 
 
 def _copy_weights(model: AnyModel, plain: AnyModel) -> None:
@@ -163,8 +163,8 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
             if isinstance(ours, LearnedPositions):
                 rows = ours.weight
             else:
-                places = torch.arange(len(table.weight), device=table.weight.device)
-                rows = sinusoids(places, table.weight.shape[1], table.weight.dtype)
+                positions = torch.arange(len(table.weight), device=table.weight.device)
+                rows = sinusoids(positions, table.weight.shape[1], table.weight.dtype)
             table.weight.copy_(rows * _or_one(scales[stack.side]))
 
 

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
-from kilolayer.layers.initialise import draw_seed, initialise, new_tensors
+from kilolayer.layers.initialize import draw_seed, initialize, new_tensors
 from kilolayer.layers.projection import PreciseProjection, Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.output import NEVER, ScoreBias
-from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
+from kilolayer.renamed import renamed_method
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class Model(nn.Module):
     ) -> None:
         """Allocate all modules, and initialize them unless they are on the meta device."""
         if device is not None:
-            check_place(device)
+            check_device(device)
         if dtype is not None:
             check_dtype(dtype)
         super().__init__()
@@ -73,30 +74,30 @@ class Model(nn.Module):
         with new_tensors(device, dtype):
             self._allocate()
         if not any(parameter.is_meta for parameter in self.parameters()):
-            self.initialise()
+            self.initialize()
 
     def _allocate(self) -> None:
         raise NotImplementedError
 
-    def initialise(self) -> Self:
+    def initialize(self) -> Self:
         """Reset every weight to its initial value, which depends only on the configuration and the seed."""
-        initialise(self, self.seed)
+        initialize(self, self.seed)
         return self
 
-    def materialise(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
+    def materialize(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Self:
         """Allocate and initialize the weights of a model that was built on the meta device."""
         if not all(parameter.is_meta for parameter in self.parameters()):
-            raise InputError("this model already has its weights", fix="use .to(device), or initialise() to start again")
-        check_place(device)
+            raise InputError("this model already has its weights", fix="use .to(device), or initialize() to start again")
+        check_device(device)
         if dtype is not None:
             check_dtype(dtype)
         # Not to_empty: empty_like on the meta device imports sympy, which would add half a second to each command.
         self._apply(lambda weight: torch.empty(weight.shape, dtype=weight.dtype, device=device))
         if dtype is not None:
             self.to(dtype)
-        return self.initialise()
+        return self.initialize()
 
-    def lower(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
+    def cast_weights(self, dtype: torch.dtype, residual: torch.dtype = torch.float32) -> dict[nn.Parameter, Tensor]:
         """Convert matrices and embedding tables to `dtype`, in which products are then computed.
 
         residual: the dtype of the states between layers, and so of norms and scales. Routers and heads are not changed.
@@ -104,7 +105,11 @@ class Model(nn.Module):
         """
         check_dtype(dtype)
         check_dtype(residual)
-        return lower(self, dtype, residual)
+        return cast_weights(self, dtype, residual)
+
+    initialise = renamed_method("initialise", "initialize")
+    materialise = renamed_method("materialise", "materialize")
+    lower = renamed_method("lower", "cast_weights")
 
     def stacks(self) -> list[Stack]:
         """The stacks, in the order in which they run."""
@@ -114,7 +119,7 @@ class Model(nn.Module):
         """Warn once if training begins with residual scales that were never calibrated."""
         self.may_lack_calibration = False
         scales = [stack.sublayers()[-1].skip for stack in self.stacks()]
-        if all(isinstance(scale, LearnedScale) and bool((scale.weight == scale.start).all()) for scale in scales):
+        if all(isinstance(scale, LearnedScale) and bool((scale.weight == scale.init).all()) for scale in scales):
             logger.warning(
                 "the recipe %s trains without its calibration: call kilolayer.calibrate(model, batch) before the first step",
                 self.config.recipe.name,
@@ -210,8 +215,8 @@ class Model(nn.Module):
         return Sequences(states, mask, segments)
 
 
-def lower(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """As `Model.lower`, for any part of a model."""
+def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[nn.Parameter, Tensor]:
+    """As `Model.cast_weights`, for any part of a model."""
     precise = {}
     for module in layers.modules():
         if isinstance(module, Router | PreciseProjection):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.feedforward import ACTIVATIONS
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.projection import Projection
@@ -38,7 +38,7 @@ class ScoreBias(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(vocab_size))
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
         self.weight.zero_()
 
     def forward(self, scores: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ class EncoderOutput:
     """The output of an Encoder.
 
     states: [batch, length, dim].
-    logits: [batch, length, vocabulary], or [batch, k, vocabulary] at k requested places; with a head, [batch, outputs]; None
+    logits: [batch, length, vocabulary], or [batch, k, vocabulary] at k requested positions; with a head, [batch, outputs]; None
     without a vocabulary.
     router_loss: to be added to the loss; 0 in a dense model.
     hidden_states: the embedded input and the output of each layer; on request.

@@ -21,11 +21,11 @@ from kilolayer.layers.embedding import Embedding
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
+from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.model import Model
-from kilolayer.models.place import check_dtype, check_place
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
@@ -65,7 +65,7 @@ def load_model(
     folder: str | PathLike[str], *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
 ) -> Encoder | Decoder | EncoderDecoder:
     """Load a model that `save` wrote, bit for bit, in evaluation mode. dtype: converts all weights; by default as saved."""
-    folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
+    folder, target = as_path(folder, "the folder of the model"), check_device(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
     config, states_dtype = _read_config(folder)
@@ -87,7 +87,7 @@ def load_model(
 
     tensors = load_tensors(
         path,
-        str(place),
+        str(target),
         expected=expected_weights(config),
         check=check,
         fix=f"the file is damaged, or not of the same model as {CONFIG}: save the model again",
@@ -120,7 +120,7 @@ def _table_of(model: Model) -> configuration.Table:
     refuse_part(model)
     tensors = tensors_of(model)
     if any(tensor.is_meta for tensor in tensors.values()):
-        raise InputError("the model has no weights yet: it is on the meta device", fix="call model.materialise(device) first")
+        raise InputError("the model has no weights yet: it is on the meta device", fix="call model.materialize(device) first")
     table = {"model": configuration.table_of(model.config)}
     if misfit := find_misfit(tensors, tensors_of(build_model(table["model"], device="meta", seed=0))):
         raise InputError(

@@ -14,8 +14,8 @@ from kilolayer.recipes.role import Role
 class SequenceHead(nn.Module):
     """scores = W_2 dropout(tanh(W_1 pooled + b_1)) + b_2 (Devlin et al. 2019): [batch, length, dim] to [batch, outputs].
 
-    W_1 [dim, dim] and W_2 [outputs, dim] have Xavier initialization. `Model.lower` leaves the head in full precision: it costs
-    almost nothing, and in bf16 predicted numbers between 4 and 8 would be 1/32 apart.
+    W_1 [dim, dim] and W_2 [outputs, dim] have Xavier initialization. `Model.cast_weights` leaves the head in full precision: it
+    costs almost nothing, and in bf16 predicted numbers between 4 and 8 would be 1/32 apart.
     """
 
     def __init__(self, dim: int, config: Head) -> None:

@@ -46,7 +46,7 @@ def spell_out(model: AnyModel, max_length: int) -> AnyModel:
         decoder_first_eps=None,
     )
     weight = next(model.parameters())
-    plain = build_model(plain_config, device="meta", dtype=weight.dtype, seed=model.seed).materialise(weight.device)
+    plain = build_model(plain_config, device="meta", dtype=weight.dtype, seed=model.seed).materialize(weight.device)
     ours, theirs = plain.state_dict(keep_vars=True), model.state_dict()
     for name in ours.keys() & theirs.keys():
         ours[name].copy_(theirs[name])
@@ -75,8 +75,8 @@ def _first_scale(model: AnyModel, stack: Stack) -> float:
 def _write_positions(stack: Stack, computed: bool, scale: float) -> None:
     table = cast("LearnedPositions", stack.positions.at_input).weight
     if computed:
-        places = torch.arange(len(table), device=table.device)
-        table.copy_(sinusoids(places, table.shape[1], table.dtype))
+        positions = torch.arange(len(table), device=table.device)
+        table.copy_(sinusoids(positions, table.shape[1], table.dtype))
     table.mul_(scale)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kilolayer.config import bounded, check, strict_class
-from kilolayer.errors import IdleOptionError, OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 
 STARTING_TEMPERATURE = {"softmax": 0.3, "sigmoid": 0.07}  # X-MoE (Chi et al. 2022)
 SMALLEST_TEMPERATURE = 0.01  # lower bound of the learned temperature, as in Tutel's cosine gate
@@ -74,11 +74,11 @@ class MoE:
         defaults = {"gate": "softmax", "router_dim": None, "temperature": None}
         for name, default in defaults.items():
             if getattr(self, name) != default:
-                raise IdleOptionError(
+                raise UnusedOptionError(
                     f"{name}={getattr(self, name)!r} has no effect on a linear router",
                     where="moe",
                     fix='remove it, or choose router="xmoe"',
-                    idle=name,
+                    unused=name,
                     beside=("router",),
                 )
 
@@ -90,19 +90,19 @@ class MoE:
                 fix=f"top_k must be at most {self.experts}",
             )
         if self.second != "all" and self.top_k != 2:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"second={self.second!r} has no effect with top_k={self.top_k}",
                 where="moe",
                 fix="remove it, or set top_k=2",
-                idle="second",
+                unused="second",
                 beside=("top_k",),
             )
         if self.second == "sampling" and self.loss_free:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 'second="sampling" ignores the biases of loss_free',
                 where="moe",
                 fix='choose second="all" or "random", or remove loss_free',
-                idle="loss_free",
+                unused="loss_free",
                 beside=("second",),
                 either=True,
             )

@@ -17,12 +17,12 @@ class Dispatch(NamedTuple):
     """The choices of all tokens as rows sorted by expert; within an expert, first choices precede second ones, in token order.
 
     The j-th choice of token t has the number c = j * tokens + t. order: int64 [tokens * k], the choice in each row;
-    place: int64 [k, tokens], the row of each choice. Choices that are not sent to any expert come after the last group.
+    inverse: int64 [k, tokens], the row of each choice. Choices that are not sent to any expert come after the last group.
     """
 
     groups: Groups
     order: Tensor
-    place: Tensor
+    inverse: Tensor
 
     @classmethod
     def of(cls, chosen: Tensor, experts: int) -> Dispatch:
@@ -30,8 +30,8 @@ class Dispatch(NamedTuple):
         sorted_experts, order = chosen.mT.flatten().sort(stable=True)
         numbers = torch.arange(experts, device=chosen.device)
         ends = torch.searchsorted(sorted_experts, numbers, right=True, out_int32=True)
-        place = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-        return cls(Groups(ends, sorted_experts.clamp(max=experts - 1)), order, place.view(chosen.shape[1], -1))
+        inverse = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
+        return cls(Groups(ends, sorted_experts.clamp(max=experts - 1)), order, inverse.view(chosen.shape[1], -1))
 
     @property
     def load(self) -> Tensor:
@@ -41,22 +41,22 @@ class Dispatch(NamedTuple):
 
     def gather(self, tokens: Tensor) -> Tensor:
         """Copy each token to the rows of its choices: [tokens, dim] to [tokens * k, dim]."""
-        return _Taken.apply(tokens, self.order % tokens.shape[0], self.place)
+        return _Gather.apply(tokens, self.order % tokens.shape[0], self.inverse)
 
     def combine(self, rows: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum of each token's rows: [tokens * k, dim] and [tokens, k] to [tokens, dim], in the rows' dtype."""
-        choices = self.unsort(rows).unflatten(0, self.place.shape)
+        choices = self.unsort(rows).unflatten(0, self.inverse.shape)
         return (choices * weights.mT[..., None]).sum(dim=0).to(rows.dtype)
 
     def unsort(self, rows: Tensor) -> Tensor:
         """Put rows back into the order of choices: [tokens * k, dim] to the same shape."""
-        return _Taken.apply(rows, self.place.flatten(), self.order[None])
+        return _Gather.apply(rows, self.inverse.flatten(), self.order[None])
 
     def queue(self) -> Tensor:
         """The number of choices of the same expert that precede each choice: int64 [tokens, k]."""
         ends, of_row = self.groups
         starts = ends.long() - self.load
-        return (torch.arange(len(of_row), device=of_row.device) - starts[of_row])[self.place].mT
+        return (torch.arange(len(of_row), device=of_row.device) - starts[of_row])[self.inverse].mT
 
 
 def capacity_of(experts: int, top_k: int, factor: float, tokens: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def capacity_of(experts: int, top_k: int, factor: float, tokens: Tensor) -> Tens
     return (share.double() * (top_k * factor) + 1e-6).floor().clamp(min=1)
 
 
-class _Taken(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """x[index] with a deterministic backward, which gathers the gradients of each row instead of scattering them.
 
     readers [copies, rows of x]: the output rows that hold each row of x.

@@ -37,7 +37,7 @@ class SharedDispatch:
         counts = gather(_count(chosen, experts), group)
         by_process = counts.sum(dim=1).unflatten(1, (group.size, -1))  # [from, to, experts of each]
         to_here = by_process[:, group.rank]
-        # The only place where sizes are read back from the device: memory for the arriving rows must be allocated.
+        # The only point where sizes are read back from the device: memory for the arriving rows must be allocated.
         sent, received = torch.stack([by_process[group.rank].sum(dim=1), to_here.sum(dim=1)]).tolist()
         held = torch.arange(to_here.shape[1], device=chosen.device).repeat(group.size)
         arriving = held.repeat_interleave(to_here.flatten(), output_size=sum(received))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.feedforward import ACTIVATIONS
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.norms.base import Norm, norm_class
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_shift
@@ -38,13 +38,14 @@ class ExpertProjection(nn.Module):
         self.weight = nn.Parameter(torch.empty(experts, sum(self.rows), inputs))
         self.bias = nn.Parameter(torch.empty(experts, sum(self.rows))) if plan.bias else None
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
         for expert, matrices in enumerate(self.weight, self.first):
             for index, (matrix, (role, _)) in enumerate(zip(matrices.split(self.rows), self.parts, strict=True)):
-                noise.draw_(matrix, self.plan, role, f"weight.{expert}.{index}")
+                generator.draw_(matrix, self.plan, role, f"weight.{expert}.{index}")
         for expert, biases in enumerate(() if self.bias is None else self.bias, self.first):
             for index, (bias, (role, _)) in enumerate(zip(biases.split(self.rows), self.parts, strict=True)):
-                noise.bias_(bias, self.plan, role, self.weight.shape[-1], f"bias.{expert}.{index}")
+                generator.bias_(bias, self.plan, role, self.weight.shape[-1], f"bias.{expert}.{index}")
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, inputs] to [rows, outputs], in the dtype of the weights; groups: which rows belong to which expert."""
@@ -65,9 +66,9 @@ class ExpertNorm(Norm):
     def __init__(self, spec: NormSpec, experts: int, size: int, options: LayerOptions) -> None:
         super().__init__()
         self.kind = norm_class(options.norm if spec.kind is None else spec.kind)
-        if self.kind.normalise is Norm.normalise:
+        if self.kind.normalize is Norm.normalize:
             raise OptionError(
-                f"experts cannot have {self.kind.words()} inside, because this class has no `normalise`",
+                f"experts cannot have {self.kind.words()} inside, because this class has no `normalize`",
                 fix="define it, or choose a recipe without inner norms",
             )
         self.eps = options.norm_eps if spec.eps is None else spec.eps
@@ -85,7 +86,7 @@ class ExpertNorm(Norm):
 
     def scaled(self, rows: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
         """As `forward`, with the gain and bias of each row: [rows, size] each."""
-        normed = self.kind.normalise(rows.to(self.weight.dtype), self.eps) * gain
+        normed = self.kind.normalize(rows.to(self.weight.dtype), self.eps) * gain
         return normed if bias is None else normed + bias
 
 

@@ -60,10 +60,10 @@ class SparseFeedForward(nn.Module):
         weights, dropped = self._within_capacity(counted, choice.weights, real)
         rows = experts(dispatch.gather(tokens.to(self.experts.dtype)), dispatch.groups)
         y = dispatch.combine(rows, weights).view(x.shape)
-        found = statistics(choice, real, self.joint)
-        loss = self.moe.balance_weight * found.balance + self.moe.z_loss * found.z
+        measured = statistics(choice, real, self.joint)
+        loss = self.moe.balance_weight * measured.balance + self.moe.z_loss * measured.z
         temperature = self.router.temperature.detach()
-        return y, Routing(loss, counted.load, found.tokens, found.first, found.entropy, dropped, temperature)
+        return y, Routing(loss, counted.load, measured.tokens, measured.first, measured.entropy, dropped, temperature)
 
     def _within_capacity(
         self, dispatch: Dispatch | SharedDispatch, weights: Tensor, real: Tensor | None

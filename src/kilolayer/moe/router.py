@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from kilolayer.layers.initialise import Noise
+from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.moe.config import SMALLEST_TEMPERATURE, MoE
 from kilolayer.recipes.base import Plan
 from kilolayer.recipes.role import Role
@@ -55,7 +55,7 @@ class Router(nn.Module):
         bias = torch.empty(moe.experts, dtype=_precise()) if moe.loss_free else None
         self.register_buffer("selection_bias", bias)
 
-    def fill(self, noise: Noise) -> None:
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
         if self.selection_bias is not None:
             self.selection_bias.zero_()
 
@@ -130,10 +130,11 @@ class CosineRouter(Router):
         self.embeddings = nn.Parameter(torch.empty(moe.experts, moe.compared_dim, dtype=_precise()))
         self.log_temperature = nn.Parameter(torch.empty((), dtype=_precise()))
 
-    def fill(self, noise: Noise) -> None:
-        super().fill(noise)
-        noise.draw_(self.weight, self.plan, Role.ROUTER, "weight")
-        noise.draw_(self.embeddings, self.plan, Role.ROUTER, "embeddings")
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        super().reset_parameters(generator)
+        generator.draw_(self.weight, self.plan, Role.ROUTER, "weight")
+        generator.draw_(self.embeddings, self.plan, Role.ROUTER, "embeddings")
         self.log_temperature.fill_(log(self.moe.starting_temperature))
 
     @property
@@ -152,9 +153,10 @@ class LinearRouter(Router):
         super().__init__(moe, plan)
         self.weight = nn.Parameter(torch.empty(moe.experts, dim, dtype=_precise()))
 
-    def fill(self, noise: Noise) -> None:
-        super().fill(noise)
-        noise.draw_(self.weight, self.plan, Role.ROUTER, "weight")
+    def reset_parameters(self, generator: KeyedGenerator | None = None) -> None:
+        generator = generator or KeyedGenerator()
+        super().reset_parameters(generator)
+        generator.draw_(self.weight, self.plan, Role.ROUTER, "weight")
 
     @property
     def temperature(self) -> Tensor:

@@ -62,8 +62,8 @@ class Group:
 
     def join_weights(self) -> None:
         """Move the weights into one flat buffer too, so that an update takes a few operations in all, not a few per weight."""
-        for place, weight in zip(self._buffer("weights"), self.weights, strict=True):
-            weight.data = place.copy_(weight.data)
+        for buffer, weight in zip(self._buffer("weights"), self.weights, strict=True):
+            weight.data = buffer.copy_(weight.data)
 
     @property
     def has_equal_rates(self) -> bool:
@@ -83,8 +83,8 @@ class Group:
     def collect(self) -> None:
         """Add the last gradients to the sums."""
         assert self.sums is not None
-        found = [(total, weight.grad) for total, weight in zip(self.sums, self.weights, strict=True)]
-        present = [(total, gradient) for total, gradient in found if gradient is not None]
+        pairs = [(total, weight.grad) for total, weight in zip(self.sums, self.weights, strict=True)]
+        present = [(total, gradient) for total, gradient in pairs if gradient is not None]
         torch._foreach_add_([total for total, _ in present], [gradient for _, gradient in present])
 
     def parts(self, at_once: int = AT_ONCE) -> Iterator[Part]:
@@ -95,7 +95,7 @@ class Group:
             yield Part(weights[few], [], {slot: each[few] for slot, each in self.state.items()}, self.rates[few])
 
     def gradient_parts(self, scale: float | Tensor, at_once: int | None) -> Iterator[tuple[list[int], Part]]:
-        """The weights that have a gradient, with the gradients times `scale`, and their places in the group.
+        """The weights that have a gradient, with the gradients times `scale`, and their indices in the group.
 
         at_once: the number of weights; None: all of them, for an elementwise rule as one flat tensor if they are joined.
         """

@@ -130,8 +130,8 @@ class Optimizer:
             gradients = group.gradients
             zero = torch.zeros((), dtype=group.dtype, device=self.device)
             present = [gradient for gradient in gradients if gradient is not None]
-            found = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
-            own = torch.stack([zero if gradient is None else next(found) for gradient in gradients])
+            values = iter(torch._foreach_norm(present, 2, dtype=zero.dtype) if present else ())
+            own = torch.stack([zero if gradient is None else next(values) for gradient in gradients])
             norms.append(self.of_all(group, own))
         return norms
 
@@ -180,31 +180,31 @@ class Optimizer:
 
     def numbers(self, count: Tensor) -> list[Tensor]:
         """The numbers of each group's rule for update `count`, fp64; rules that differ only in decay share one tensor."""
-        found: dict[UpdateRule, Tensor] = {}
+        by_rule: dict[UpdateRule, Tensor] = {}
         rules = [group.rule.with_factors(decay=0.0, eps=1.0) for group in self.groups]
         for rule in rules:
-            if rule not in found:
-                found[rule] = rule.numbers(self.lr, count)
-        return [found[rule] for rule in rules]
+            if rule not in by_rule:
+                by_rule[rule] = rule.numbers(self.lr, count)
+        return [by_rule[rule] for rule in rules]
 
     def health(self) -> list[tuple[Tensor, Tensor]] | None:
         """For each group, the norms of each weight's running gradient and of its last change without decay: fp64 [weights].
 
         None if the rule keeps no running gradient.
         """
-        count, found = int(self.taken), []
+        count, by_group = int(self.taken), []
         for group, numbers in zip(self.groups, self.numbers(self.taken), strict=True):
             parts = [group.rule.health(part, numbers.tolist(), count) for part in group.parts()]
             if None in parts:
                 return None
             known = [part for part in parts if part is not None]
             norms, changes = (self.of_all(group, torch.cat(each)).double() for each in zip(*known, strict=True))
-            found.append((norms, changes))
-        return found
+            by_group.append((norms, changes))
+        return by_group
 
     def settled_directions(self) -> dict[str, Tensor]:
         """What the learning rate would multiply in an update by the running means of the gradients, by the weight's name."""
-        found: dict[str, Tensor] = {}
+        directions: dict[str, Tensor] = {}
         for group in self.groups:
             part, count = next(group.parts(len(group.weights))), int(self.taken)
             if "mean" not in part.state:
@@ -212,8 +212,8 @@ class Optimizer:
                 raise InputError("this optimizer keeps no running mean of the gradient", fix=fix)
             rows = replace(part, gradients=part.state["mean"]).rows()
             for name, (weight, mean, state, _) in zip(group.names, rows, strict=True):
-                found[name] = group.rule.settled_direction(mean, weight, state, count)
-        return found
+                directions[name] = group.rule.settled_direction(mean, weight, state, count)
+        return directions
 
     def _update_by_kernel(self, numbers: Sequence[Tensor], scale: Tensor, finite: Tensor) -> list[bool]:
         """Update the groups whose rule the kernel supports; returns which they are."""
@@ -272,7 +272,7 @@ class Optimizer:
         return named | {"updates": self.taken}
 
     def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
-        """Restore what `tensors` returned; where: the place it was read from, for errors."""
+        """Restore what `tensors` returned; where: the file it was read from, for errors."""
         ours = self.tensors()
         check_alike(tensors, ours, where)
         for name, tensor in ours.items():

@@ -28,7 +28,7 @@ def recipe_rates(model: nn.Module) -> dict[nn.Parameter, Rates]:
 
 def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
     config = model.config
-    for module, side, part in _placed(model):
+    for module, side, part in _named_modules(model):
         for name, weight in module.named_parameters(recurse=False):
             found = {config.recipe.rates(each, side, config.depths, config.dim) for each in _kinds(module, name, weight, part)}
             assert len(found) == 1, f"{config.recipe.name} gives {found} to the parts of one matrix"
@@ -36,7 +36,7 @@ def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
             yield weight, replace(rates, lr=rates.lr * module.rate) if isinstance(module, LearnedScale) else rates
 
 
-def _placed(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
+def _named_modules(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
     """Every module with its stack, and the part that its weights belong to unless the module says otherwise."""
     for child in model.children():
         if not isinstance(child, Stack):

@@ -114,15 +114,15 @@ class TorchOptimizer(Optimizer):
         ]
 
     def health(self) -> list[tuple[Tensor, Tensor]] | None:
-        found: list[tuple[Tensor, Tensor]] = []
+        by_group: list[tuple[Tensor, Tensor]] = []
         for group, few in self._zipped():
             states = [self.wrapped.state.get(weight, {}) for weight in few]
             running = [next((state[name] for name in RUNNING if state.get(name) is not None), None) for state in states]
             if any(each is None for each in running):
                 return None
             norms = self.of_all(group, torch.stack([each.norm() for each in running if each is not None])).double()
-            found.append((norms, torch.full_like(norms, torch.nan)))
-        return found
+            by_group.append((norms, torch.full_like(norms, torch.nan)))
+        return by_group
 
     def settled_directions(self) -> dict[str, Tensor]:
         fix = "choose one of Kilolayer's own: adam, adamw"
@@ -143,14 +143,14 @@ class TorchOptimizer(Optimizer):
     def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
         self.taken.copy_(tensors["updates"])
         weights = {name: weight for group, few in self._zipped() for name, weight in zip(group.names, few, strict=True)}
-        for place, tensor in tensors.items():
-            if place == "updates":
+        for key, tensor in tensors.items():
+            if key == "updates":
                 continue
-            separator = "/" if "/" in place else ":"
-            name, _, slot = place.rpartition(separator)
+            separator = "/" if "/" in key else ":"
+            name, _, slot = key.rpartition(separator)
             if name not in weights:
                 fix = "use checkpoints of one run, with its own configuration"
-                raise InputError(f"the checkpoint does not fit: {place} belongs to no weight here", where=str(where), fix=fix)
+                raise InputError(f"the checkpoint does not fit: {key} belongs to no weight here", where=str(where), fix=fix)
             self.wrapped.state[weights[name]][slot] = tensor.clone().to(weights[name].device if tensor.dim() else "cpu")
 
 

@@ -36,9 +36,9 @@ def gather(own: Tensor, group: ExpertGroup) -> Tensor:
 def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
     """`gather` to the first process only; None on the others."""
     everyones = own.new_empty(group.size, *own.shape) if group.rank == 0 else None
-    places = None if everyones is None else list(everyones.unbind())
+    parts = None if everyones is None else list(everyones.unbind())
     begin_collective()
-    dist.gather(own.detach().contiguous(), places, group=group.processes, group_dst=0)
+    dist.gather(own.detach().contiguous(), parts, group=group.processes, group_dst=0)
     return everyones
 
 

@@ -79,7 +79,7 @@ class Processes:
                 fix=f'start {devices}: torchrun --nproc-per-node {devices}; or set it to "cpu"',
             )
 
-    def place(self, device: torch.device) -> torch.device:
+    def own_device(self, device: torch.device) -> torch.device:
         """The device of this process, of the same type as `device`; called once, before tensors on it are summed."""
         if self.size == 1 or device.type != "cuda":
             return device
@@ -97,11 +97,11 @@ class Processes:
             try:
                 yield
             except BaseException:
-                self.of_first(0)
+                self.broadcast_number(0)
                 raise
-            self.of_first(1)
+            self.broadcast_number(1)
         else:
-            if not self.of_first(0):
+            if not self.broadcast_number(0):
                 raise SystemExit(2)
             yield
 
@@ -113,7 +113,7 @@ class Processes:
         """The maximum of `number` over all processes."""
         return self._reduce(number, dist.ReduceOp.MAX)
 
-    def of_first(self, number: float) -> float:
+    def broadcast_number(self, number: float) -> float:
         """The first process's `number`, on all processes."""
         if self.numbers is None:
             return number
@@ -135,7 +135,7 @@ class Processes:
             begin_collective()
             dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.group.processes)
 
-    def spread_(self, tensors: Iterable[Tensor]) -> None:
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by the first process's."""
         if self.group is not None:
             for tensor in tensors:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.models.model import Model
-from kilolayer.probe.places import top_states
+from kilolayer.probe.hooks import top_states
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.trial import Trial
 from kilolayer.training.schedule import learning_rate
@@ -46,7 +46,7 @@ def change_over_steps(trial: Trial, loss: Loss, steps: int) -> list[Change]:
     """Take the first steps of a run, with its learning-rate schedule, and measure the output at most ten times."""
     output = top_states(loss)
     before = output(trial.model)
-    measured = {round(steps * (place + 1) / SHOWN) for place in range(SHOWN)}
+    measured = {round(steps * (index + 1) / SHOWN) for index in range(SHOWN)}
     found = []
     for step in range(1, steps + 1):
         result = trial.step(learning_rate(trial.config.train, step))

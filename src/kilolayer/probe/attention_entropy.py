@@ -10,7 +10,7 @@ from torch import Tensor
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention, attention_weights
 from kilolayer.layers.mask import Mask, causal_grid
 from kilolayer.models.model import Model
-from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, table_by_place
+from kilolayer.probe.hooks import ByKind, compute, forward_hooks, layer_and_module, table_by_module
 from kilolayer.probe.propagation import Loss
 
 
@@ -21,7 +21,7 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
         for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if isinstance(module, Attention):
-                    key = layer_and_place(name)
+                    key = layer_and_module(name)
 
                     def record(
                         attention: Attention,
@@ -33,7 +33,7 @@ def attention_entropy(model: Model, loss: Loss) -> ByKind:
 
                     hooks.before(module, record)
         compute(model, loss)
-    return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
+    return {stack.side: table_by_module(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
 
 
 def _weights(attention: Attention, inputs: tuple[Any, ...]) -> tuple[Tensor, Mask]:

@@ -11,7 +11,7 @@ from kilolayer.layers.feedforward import FeedForward
 from kilolayer.models.model import Model
 from kilolayer.moe.experts import Experts
 from kilolayer.moe.groups import Groups
-from kilolayer.probe.places import ByLayer, compute, forward_hooks, layer_and_place
+from kilolayer.probe.hooks import ByLayer, compute, forward_hooks, layer_and_module
 from kilolayer.probe.propagation import Loss
 
 
@@ -27,14 +27,14 @@ def dead_units(model: Model, loss: Loss) -> ByLayer:
             for name, module in stack.named_modules():
                 if not isinstance(module, FeedForward | Experts) or not isinstance(module.activation, nn.ReLU):
                     continue
-                layer, _ = layer_and_place(name)
+                layer, _ = layer_and_module(name)
                 assert layer is not None
 
                 def record(
                     _relu: nn.Module, _inputs: object, output: Tensor, layer: int = layer, side: str = stack.side
                 ) -> None:
                     if output.dim() == 3:
-                        dead = ~(hooks.places(side, output) > 0).any(dim=0)
+                        dead = ~(hooks.real_positions(side, output) > 0).any(dim=0)
                     else:  # the rows of experts
                         dead = _dead_of_experts(output, groups[-1])
                     found[side][layer] = float(dead.double().mean())

@@ -112,10 +112,10 @@ def _open(path: Path) -> Run | RunConfig:
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
-    place = config.train.device if device == "auto" else device
-    choose_device(place, "train.device" if device == "auto" else "device")  # before any work
+    target = config.train.device if device == "auto" else device
+    choose_device(target, "train.device" if device == "auto" else "device")  # before any work
     task = prepare(config, cache_folder(), vocabulary_of(start_of(config), config))
-    plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": place}
+    plain = {"precision": "fp32", "residual": "fp32", "recompute": "none", "eager": True, "device": target}
     config = task.resolve(config)
     trial = Trial(replace(config, train=replace(config.train, **plain)), task)
     loss = training_loss(task, config.train.seed, 1, of="total")
@@ -127,7 +127,7 @@ def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:
 def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
     if (gone := all_deleted(run.checkpoints)) is not None:
         raise gone
-    place = choose_device(device, "device")
+    target = choose_device(device, "device")
     task = run.task(cache_folder())
     expected = expected_weights(run.config.model)
     paths = [path for path in checkpoint.steps(run.checkpoints) if checkpoint.find_fault(path, expected) is None]
@@ -138,8 +138,8 @@ def _of_run(run: Run, at: int | None, device: str) -> Diagnosis:
         raise InputError(what, where=str(run.checkpoints), fix=has)
     step = known[-1] if at is None else at
     loss = training_loss(task, run.config.train.seed, 1, of="total")
-    changes = tuple(_changes(run, task, loss, known, place))
-    model = run.load_model(place, Chosen("asked for", [step], []))
+    changes = tuple(_changes(run, task, loss, known, target))
+    model = run.load_model(target, Chosen("asked for", [step], []))
     rows = [row for row in read_metrics(run.folder) if row["step"] <= step]
     settings, gain = _settings(run.config, step), source_gain(_late_validations(rows, run.config.train.steps))
     at_end = step >= run.config.train.steps or (step == known[-1] and kind_of(run.folder / "scores.json") == "file")

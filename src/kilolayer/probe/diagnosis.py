@@ -17,8 +17,8 @@ from kilolayer.probe.accumulated import Change
 from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.dead_units import dead_units
 from kilolayer.probe.gradients import Gradients, measure_gradients
+from kilolayer.probe.hooks import ByKind, ByLayer, compute, forward_hooks
 from kilolayer.probe.norm_inputs import norm_inputs
-from kilolayer.probe.places import ByKind, ByLayer, compute, forward_hooks
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
 from kilolayer.probe.residual import residual_sizes

@@ -80,25 +80,25 @@ def stacks_table(measured: Measurements) -> Table:
     rows = []
     over_eps = measured.gradients.over_eps(measured.settings.eps)
     for side, norms in measured.gradients.layers.items():
-        for place in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
-            entropies = [values[place] for values in measured.entropy.get(side, {}).values() if not math.isnan(values[place])]
+        for index in dict.fromkeys((0, len(norms) // 2, len(norms) - 1)):
+            entropies = [values[index] for values in measured.entropy.get(side, {}).values() if not math.isnan(values[index])]
             cells = [
-                norms[place],
-                over_eps[side][place],
-                measured.residual[side][place + 1],
-                _at(measured.rank.effective, side, place),
-                _at(measured.rank.cosine, side, place),
+                norms[index],
+                over_eps[side][index],
+                measured.residual[side][index + 1],
+                _at(measured.rank.effective, side, index),
+                _at(measured.rank.cosine, side, index),
                 sum(entropies) / len(entropies) if entropies else math.nan,
-                _at(measured.dead_units, side, place),
+                _at(measured.dead_units, side, index),
             ]
-            rows.append([f"{side} {place + 1}", *(_shown(cell) for cell in cells)])
+            rows.append([f"{side} {index + 1}", *(_shown(cell) for cell in cells)])
     return Table(header, rows)
 
 
-def _at(stacks: ByLayer, side: str, place: int) -> float:
+def _at(stacks: ByLayer, side: str, index: int) -> float:
     """The value of a layer; NaN if it was not measured."""
     values = stacks.get(side, ())
-    return values[place] if place < len(values) else math.nan
+    return values[index] if index < len(values) else math.nan
 
 
 def _shown(value: float) -> str:
@@ -109,8 +109,8 @@ def _pictures(measured: Measurements) -> Iterator[Panel]:
     gradients = measured.gradients
     over_eps = gradients.over_eps(measured.settings.eps)
     inside = {
-        side: {place: values for place, values in places.items() if len(values) > 1}
-        for side, places in measured.norm_inputs.items()
+        side: {module: values for module, values in modules.items() if len(values) > 1}
+        for side, modules in measured.norm_inputs.items()
     }
     yield _kinds(
         "gradient", gradients.kinds, "Gradient by layer and kind of sublayer", "The norm over all weights of a sublayer."

@@ -22,7 +22,7 @@ from kilolayer.models.adapt.additions import Additions
 from kilolayer.models.adapt.layouts import layout_of
 from kilolayer.probe.diagnosis import Diagnosis, Measurements, Settings, in_full_precision
 from kilolayer.probe.gradients import gradients_by_layer
-from kilolayer.probe.places import ByKind, ByLayer, root_mean_square, table_by_place
+from kilolayer.probe.hooks import ByKind, ByLayer, root_mean_square, table_by_module
 from kilolayer.probe.rank import StateRank
 from kilolayer.probe.updates import update_sizes
 from kilolayer.probe.verdict import judge
@@ -152,7 +152,7 @@ def _states(model: nn.Module, loss: Callable[[Any], Tensor]) -> tuple[ByLayer, B
 
                         handles.append(module.register_forward_pre_hook(read))
         loss(model)
-    tables = {side: table_by_place(found, len(stacks[side])) for side, found in norms.items()}
+    tables = {side: table_by_module(found, len(stacks[side])) for side, found in norms.items()}
     return {side: tuple(values) for side, values in sizes.items()}, tables
 
 
@@ -192,9 +192,9 @@ def first_tensor(value: Any) -> Tensor:
 
 def _in_python(option: str, model: nn.Module) -> str | None:
     """An option that a rule suggests, for a loop of one's own; None if it cannot be changed here."""
-    place, _, value = option.removeprefix("--").partition(" ")
-    if place != "model.recipe":
-        return f"{place.rpartition('.')[2]} {value}"
+    path, _, value = option.removeprefix("--").partition(" ")
+    if path != "model.recipe":
+        return f"{path.rpartition('.')[2]} {value}"
     try:
         adapt(copy.deepcopy(model), recipes.get(value), start=True)
     except InputError:  # it has a recipe already, or is of a class that this one does not fit

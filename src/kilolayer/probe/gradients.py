@@ -14,7 +14,7 @@ from kilolayer.layers.block import Block
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.model import Model
 from kilolayer.optimizers.recipe_rates import recipe_rates
-from kilolayer.probe.places import ByKind, ByLayer
+from kilolayer.probe.hooks import ByKind, ByLayer
 from kilolayer.probe.propagation import Loss
 from kilolayer.recipes.base import Rates
 

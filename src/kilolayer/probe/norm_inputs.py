@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from kilolayer.layers.norms.base import Norm
 from kilolayer.models.model import Model
 from kilolayer.moe.groups import Groups
-from kilolayer.probe.places import ByKind, compute, forward_hooks, layer_and_place, root_mean_square, table_by_place
+from kilolayer.probe.hooks import ByKind, compute, forward_hooks, layer_and_module, root_mean_square, table_by_module
 from kilolayer.probe.propagation import Loss
 from kilolayer.recipes.base import Kind
 
@@ -22,7 +22,7 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
         for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if isinstance(module, Norm):
-                    key = layer_and_place(name)
+                    key = layer_and_module(name)
 
                     def record(
                         _norm: nn.Module,
@@ -34,16 +34,16 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
                         x = (
                             inputs[0][: inputs[1].ends[-1]]
                             if len(inputs) > 1
-                            else hooks.places(*_states(side, key[1], inputs[0]))
+                            else hooks.real_positions(*_states(side, key[1], inputs[0]))
                         )
                         found[side][key] = root_mean_square(x)
 
                     hooks.before(module, record)
         compute(model, loss)
-    return {stack.side: table_by_place(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
+    return {stack.side: table_by_module(found[stack.side], len(stack.blocks)) for stack in model.stacks()}
 
 
-def _states(side: str, place: str, x: Tensor) -> tuple[str, Tensor]:
+def _states(side: str, module: str, x: Tensor) -> tuple[str, Tensor]:
     """The stack whose positions a norm reads, and its input as [batch, length, width]: heads are put beside one another."""
-    side = "encoder" if place == f"{Kind.CROSS_ATTENTION}.key_norm" else side
+    side = "encoder" if module == f"{Kind.CROSS_ATTENTION}.key_norm" else side
     return side, x.transpose(1, 2).flatten(2) if x.dim() == 4 else x

@@ -10,7 +10,7 @@ from torch import Tensor
 from kilolayer.layers.block import Block
 from kilolayer.layers.stream import LayerOutput, state_of
 from kilolayer.models.model import Model
-from kilolayer.probe.places import ByLayer, compute, forward_hooks
+from kilolayer.probe.hooks import ByLayer, compute, forward_hooks
 from kilolayer.probe.propagation import Loss
 
 
@@ -34,7 +34,7 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
 
             def record(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
                 states = state_of(output.states).detach()
-                effective[side].append(effective_rank(hooks.places(side, states)))
+                effective[side].append(effective_rank(hooks.real_positions(side, states)))
                 cosine[side].append(mean_cosine(states, hooks.real[side]))
 
             for block in stack.layers():
@@ -44,8 +44,8 @@ def state_rank(model: Model, loss: Loss) -> StateRank:
 
 
 def effective_rank(states: Tensor) -> float:
-    """exp(-sum p log p) with p the singular values of [places, dim], divided by their sum (Roy and Vetterli 2007)."""
-    # The eigenvalues of the [dim, dim] Gram matrix are the squared singular values; this saves memory for many places.
+    """exp(-sum p log p) with p the singular values of [positions, dim], divided by their sum (Roy and Vetterli 2007)."""
+    # The eigenvalues of the [dim, dim] Gram matrix are the squared singular values; this saves memory for many positions.
     states = states.double()
     gram = states.mT @ states
     if not gram.isfinite().all():

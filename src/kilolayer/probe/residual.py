@@ -5,7 +5,7 @@ from __future__ import annotations
 from kilolayer.layers.block import Block
 from kilolayer.layers.stream import LayerOutput, state_of
 from kilolayer.models.model import Model
-from kilolayer.probe.places import ByLayer, compute, forward_hooks, root_mean_square
+from kilolayer.probe.hooks import ByLayer, compute, forward_hooks, root_mean_square
 from kilolayer.probe.propagation import Loss
 
 
@@ -16,10 +16,10 @@ def residual_sizes(model: Model, loss: Loss) -> ByLayer:
         for stack in hooks.stacks:
 
             def enter(_block: Block, inputs: tuple, side: str = stack.side) -> None:
-                found[side].append(root_mean_square(hooks.places(side, state_of(inputs[0]))))
+                found[side].append(root_mean_square(hooks.real_positions(side, state_of(inputs[0]))))
 
             def leave(_block: Block, _inputs: tuple, output: LayerOutput, side: str = stack.side) -> None:
-                found[side].append(root_mean_square(hooks.places(side, state_of(output.states))))
+                found[side].append(root_mean_square(hooks.real_positions(side, state_of(output.states))))
 
             hooks.before(stack.layers()[0], enter)
             for block in stack.layers():

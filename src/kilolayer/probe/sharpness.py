@@ -57,16 +57,16 @@ def sharpness(
     with in_mode(model, training=False), sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
         gradients = torch.autograd.grad(loss(PLAIN.bind(model)), parameters, create_graph=True, materialize_grads=True)
         # A constant gradient, as of a weight that enters linearly, has no graph to differentiate again.
-        bent = [place for place, gradient in enumerate(gradients) if gradient.requires_grad]
+        bent = [index for index, gradient in enumerate(gradients) if gradient.requires_grad]
 
         def product(vector: Vector) -> Vector:
             inner = vector if roots is None else [each / root for each, root in zip(vector, roots, strict=True)]
             if not bent:
                 return [torch.zeros_like(each) for each in vector]
             found = torch.autograd.grad(
-                [gradients[place] for place in bent],
+                [gradients[index] for index in bent],
                 parameters,
-                [inner[place] for place in bent],
+                [inner[index] for index in bent],
                 retain_graph=True,
                 materialize_grads=True,
             )

@@ -133,7 +133,7 @@ def principal_plane(trajectory: Trajectory, names: Sequence[str]) -> Plane:
     signs = torch.where(path[0] > 0, -1.0, 1.0)
     shares = vectors * signs / sizes
     directions = {name: _combined(trajectory.read(name), shares) for name in names}
-    first, second = ({name: pair[place] for name, pair in directions.items()} for place in (0, 1))
+    first, second = ({name: pair[index] for name, pair in directions.items()} for index in (0, 1))
     explained = (float(sizes[0] ** 2 / total), float(sizes[1] ** 2 / total))
     return Plane(tuple(trajectory.steps), (first, second), (path * signs).numpy(), explained)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from kilolayer.probe.places import top_states
+from kilolayer.probe.hooks import top_states
 from kilolayer.probe.propagation import Loss, relative_update
 
 

@@ -19,8 +19,8 @@ SOFT = 1e-5
 GROWN = 100.0
 """Limit for the size of the last layer's output relative to the first layer's input."""
 ALIKE, FLAT = 0.99, 5.0
-"""Mean cosine of the places of a sequence after the last layer of a stack, and the effective rank of all states there: Post-LN
-of 18 layers, which learns, starts at 0.97 and 20, of 50 layers, which does not, at 1.00 and 3."""
+"""Mean cosine of the positions of a sequence after the last layer of a stack, and the effective rank of all states there:
+Post-LN of 18 layers, which learns, starts at 0.97 and 20, of 50 layers, which does not, at 1.00 and 3."""
 NARROW = 0.05
 """Limit for the entropy of a layer's attention, relative to uniform attention."""
 IDLE = 0.5

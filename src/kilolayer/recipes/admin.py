@@ -18,7 +18,7 @@ class Admin(Recipe):
     """Each residual is multiplied by a vector w, set from the variances of the branches below it."""
 
     start: Literal["paper", "released", "closed"] = "paper"
-    """How w is initialised. "paper": with the formula of Very Deep Transformers, section 3, from the sum of the branches'
+    """How w is initialized. "paper": with the formula of Very Deep Transformers, section 3, from the sum of the branches'
     variances. "released": as in the authors' code, with its running variance, its initial weights and a trained w.
     "closed": with a closed form that needs no data."""
     weight: Literal["derived", "fixed", "trainable"] = "derived"

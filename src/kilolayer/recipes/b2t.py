@@ -31,9 +31,9 @@ class B2T(Recipe):
         "which also has a setting for 100L-100L)."
     )
     extension: ClassVar[str] = (
-        "Checked against the authors' code, which always initialises as with rescale=True; whether the paper does so was not "
+        "Checked against the authors' code, which always initializes as with rescale=True; whether the paper does so was not "
         "checked. Matrices are drawn from a normal distribution. The authors' code draws them from a uniform one, with the "
-        "query, key and value matrices of attention initialised as in fairseq."
+        "query, key and value matrices of attention initialized as in fairseq."
     )
 
     def constants(self, side: Side, depths: Depths) -> Constants:

@@ -4,7 +4,7 @@ Every sublayer computes
 
     y = N_out( skip * x + b ),  b = branch * N_post( f( in_scale * N_pre(x) ) )
 
-and a `Plan` says which norms are present, what the scales are, and how each projection inside f is initialised. If the recipe's
+and a `Plan` says which norms are present, what the scales are, and how each projection inside f is initialized. If the recipe's
 stream has a second state z in addition to x, it computes y = N_out( skip * x + b + second_in * z ) and z' = z + second_out * b.
 """
 
@@ -24,6 +24,7 @@ from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.importing import class_path
 from kilolayer.recipes.init import INITS, Init, InitName
 from kilolayer.recipes.role import Role
+from kilolayer.renamed import renamed_fields
 
 Side = Literal["encoder", "decoder"]
 DEEPEST = 10_000
@@ -121,6 +122,7 @@ class Place:
         return self.depths.of(self.side)
 
 
+@renamed_fields(start="init")
 @dataclass(frozen=True)
 class Learned:
     """A scale stored in the model: a parameter, or, if not trainable, a buffer that is saved in checkpoints.
@@ -128,7 +130,7 @@ class Learned:
     rate: a factor on its learning rate, in addition to the one that the recipe's `rates` gives for scales.
     """
 
-    start: float
+    init: float
     shape: Literal["scalar", "vector"]
     trainable: bool = True
     per: Literal["sublayer", "layer"] = "sublayer"
@@ -164,7 +166,7 @@ def norm_spec(norm: NormSpec | bool | None) -> NormSpec | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """One sublayer: its norms, its scales, and the initialisation of its projections."""
+    """One sublayer: its norms, its scales, and the initialization of its projections."""
 
     pre_norm: NormSpec | None = None
     inner_norm: NormSpec | None = None  # before the output projection of f
@@ -188,8 +190,8 @@ class Plan:
     @property
     def norms(self) -> tuple[NormSpec, ...]:
         """The norms that are present."""
-        found = (self.pre_norm, self.inner_norm, self.post_norm, self.out_norm)
-        return tuple(norm for norm in found if norm is not None)
+        slots = (self.pre_norm, self.inner_norm, self.post_norm, self.out_norm)
+        return tuple(norm for norm in slots if norm is not None)
 
     def gain(self, role: Role) -> float:
         """The factor on the initial weights that `init` draws."""
@@ -222,14 +224,15 @@ class Stream:
         return {}
 
 
+@renamed_fields(normalise="normalize")
 @dataclass(frozen=True)
 class Combination(Stream):
     """Each layer reads a learned combination of all outputs below it.
 
-    `normalise`: "each" output before it is combined, or the "sum".
+    `normalize`: "each" output before it is combined, or the "sum".
     """
 
-    normalise: Literal["each", "sum"]
+    normalize: Literal["each", "sum"]
 
 
 @dataclass(frozen=True)
@@ -290,11 +293,11 @@ def _checked_plan(plan: Callable[[Any, Place], Plan]) -> Callable[[Any, Place], 
 
     @wraps(plan)
     def checked(self: Any, place: Place) -> Plan:
-        found = plan(self, place)
-        if not isinstance(found, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
-            what = f"the method plan of the recipe {type(self).__name__} returns {shown(found)}"
+        planned = plan(self, place)
+        if not isinstance(planned, Plan):  # pyright: ignore[reportUnnecessaryIsInstance]
+            what = f"the method plan of the recipe {type(self).__name__} returns {shown(planned)}"
             raise InputError(what, where="recipe", fix=RETURN_PLAN)
-        return found
+        return planned
 
     return checked
 
@@ -403,7 +406,7 @@ class Recipe:
 
     def unusual_rates(self, depths: Depths, width: int) -> dict[str, Rates]:
         """The factors that are not all 1, by stack and weight, such as `decoder ffn_in`; learned scales also by sublayer."""
-        found = {
+        by_part = {
             f"{side} {weight}": self.rates(weight, side, depths, width) for side in depths.sides for weight in (*Role, *Part)
         }
         for side in depths.sides:
@@ -414,8 +417,8 @@ class Recipe:
                 scales |= {f"{kind} skip": plan.skip, f"{kind} branch": plan.branch, f"{kind} in_scale": plan.in_scale}
             for name, scale in scales.items():
                 if isinstance(scale, Learned) and scale.trainable and scale.rate != 1:
-                    found[f"{side} {name}"] = replace(usual, lr=usual.lr * scale.rate)
-        return {name: rates for name, rates in found.items() if rates != Rates()}
+                    by_part[f"{side} {name}"] = replace(usual, lr=usual.lr * scale.rate)
+        return {name: rates for name, rates in by_part.items() if rates != Rates()}
 
     def calibration(self) -> Literal["running", "summed"] | None:
         """How the skip scales are set from data before training; None if they are not."""

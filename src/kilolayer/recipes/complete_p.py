@@ -43,7 +43,7 @@ class CompleteP(Recipe):
         "The branch scale, learning rates, eps and weight decay are checked against the authors' code, which has one eps for "
         "all weights. The paper itself could not be read. The code divides attention scores by the width of a head, whereas "
         "Kilolayer divides by its square root: the rule is the same as long as the width of a head does not change. The "
-        "initialisation is Xavier's, whose standard deviation falls with the width as muP requires, provided that ffn_dim "
+        "initialization is Xavier's, whose standard deviation falls with the width as muP requires, provided that ffn_dim "
         "grows with dim. Encoder and decoder each have their own m_L; a shared embedding table uses the encoder's. Routers "
         "and heads, which the code does not have, follow the rule for matrices."
     )

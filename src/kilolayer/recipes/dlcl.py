@@ -40,5 +40,5 @@ class DLCL(Recipe):
     def stream(self) -> Combination:
         return Combination("each" if self.norm == "pre" else "sum")
 
-    def _norm(self, place: Literal["pre", "post"]) -> NormSpec | None:
-        return NORM if self.norm == place else None
+    def _norm(self, where: Literal["pre", "post"]) -> NormSpec | None:
+        return NORM if self.norm == where else None

@@ -26,7 +26,7 @@ class LayerNormScaling(Recipe):
     )
     extension: ClassVar[str] = (
         "Checked against the authors' code, whose switch compares a lower-cased name with 'LNS' and therefore never turns the "
-        "method on. Its authors warn against combining it with initialisations that also shrink with depth. Encoder and "
+        "method on. Its authors warn against combining it with initializations that also shrink with depth. Encoder and "
         "decoder count their layers separately, from 1, and cross-attention is scaled like self-attention."
     )
 

@@ -1,4 +1,4 @@
-"""Peri-LN: Pre-LN whose branches are normalised again before they join the residual."""
+"""Peri-LN: Pre-LN whose branches are normalized again before they join the residual."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PeriLN(Recipe):
     """A norm before and after each function, one on the embeddings and one on top."""
 
     embedding_norm: bool = True
-    """Whether the embeddings, including positions, are normalised; without it the layout is that of Gemma 2 and Sandwich-LN."""
+    """Whether the embeddings, including positions, are normalized; without it the layout is that of Gemma 2 and Sandwich-LN."""
 
     name: ClassVar[str] = "peri_ln"
     title: ClassVar[str] = "Peri-LN"
@@ -27,7 +27,7 @@ class PeriLN(Recipe):
     )
     extension: ClassVar[str] = (
         "The equation follows public descriptions of the paper; the paper itself could not be read. It is stated for "
-        "decoders. Here cross-attention is treated like self-attention, and each stack of an encoder-decoder normalises its "
+        "decoders. Here cross-attention is treated like self-attention, and each stack of an encoder-decoder normalizes its "
         "own embeddings."
     )
 

@@ -13,7 +13,7 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class PreLN(Recipe):
-    """Each sublayer normalises its input; the residual stream itself is normalised only by the final norm."""
+    """Each sublayer normalizes its input; the residual stream itself is normalized only by the final norm."""
 
     name: ClassVar[str] = "pre_ln"
     title: ClassVar[str] = "Pre-LN"

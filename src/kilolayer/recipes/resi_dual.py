@@ -1,4 +1,4 @@
-"""ResiDual: Post-LN plus a second residual stream, the sum of all branches, that is normalised only at the top."""
+"""ResiDual: Post-LN plus a second residual stream, the sum of all branches, that is normalized only at the top."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kilolayer.recipes.registry import register
 @register
 @dataclass(frozen=True)
 class ResiDual(Recipe):
-    """Two residual streams: each sublayer reads and normalises one, and adds its branch to both."""
+    """Two residual streams: each sublayer reads and normalizes one, and adds its branch to both."""
 
     scale: float = bounded(1.0, above=0, most=1)
     """Multiplies everything added to the sum, to avoid overflow in half precision. It has no other effect, except through the

@@ -26,7 +26,7 @@ class X0Residual(Recipe):
     paper: ClassVar[str] = "github.com/KellerJordan/modded-nanogpt; github.com/karpathy/nanochat, dev/LOG.md, January 2026"
     expect: ClassVar[str] = (
         "With it nanochat measured 0.0103 to 0.0039 fewer bits per byte, at 8 to 20 layers, at no cost. It starts as Pre-LN "
-        "on normalised embeddings."
+        "on normalized embeddings."
     )
     extension: ClassVar[str] = (
         "There is no paper; it is checked against copies of nanochat's code. There x_0 is the token's embedding after an RMS "

@@ -33,8 +33,8 @@ def appearances(values: Sequence[Value]) -> list[Appearance]:
         by_size = dict(zip(order, shades(len(order), LIGHTEST), strict=True))
         return [Appearance(show_value(value), by_size[value]) for value in numbers]
     return [
-        Appearance(show_value(value), COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)])
-        for place, value in enumerate(values)
+        Appearance(show_value(value), COLOURS[index % len(COLOURS)], DASHES[index // len(COLOURS) % len(DASHES)])
+        for index, value in enumerate(values)
     ]
 
 

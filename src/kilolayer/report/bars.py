@@ -40,9 +40,9 @@ def grouped_bar_plot(
         figure, axes = new_axes(x_label, y_label)
         for index, (group, values) in enumerate(heights.items()):
             kept = np.flatnonzero(np.isfinite(values))
-            places = kept + WIDTH * ((index + 0.5) / len(heights) - 0.5)
+            centres = kept + WIDTH * ((index + 0.5) / len(heights) - 0.5)
             bars = axes.bar(
-                places,
+                centres,
                 values[kept],
                 width=WIDTH / len(heights),
                 color=PALETTE[index % len(PALETTE)],

@@ -35,7 +35,7 @@ class Axis:
         order = [*dict.fromkeys(map(_key, [*values, *of_runs]))]
         plain = {_key(value): value for value in [*values, *of_runs]}
         self.name, self.title = name, title
-        self.places = [order.index(_key(value)) for value in of_runs]
+        self.indices = [order.index(_key(value)) for value in of_runs]
         self.looks: list[Appearance] = appearances([plain[key] for key in order])
         self.dashes = dashes([plain[key] for key in order])
 
@@ -63,13 +63,13 @@ def drawn_by(axes: Sequence[Axis]) -> tuple[Axis, Axis | None]:
 def looks_of(axes: Sequence[Axis]) -> tuple[list[Appearance], list[Appearance]]:
     """The appearance of each run in a static plot, and the entries of its legend."""
     coloured, lined = drawn_by(axes)
-    looks = [coloured.looks[place] for place in coloured.places]
+    looks = [coloured.looks[index] for index in coloured.indices]
     if lined is None:
         return looks, list(dict.fromkeys(looks))
     entries = [
         Appearance(f"{lined.title} {look.label}", LINE, dash) for look, dash in zip(lined.looks, lined.dashes, strict=True)
     ]
-    both = [replace(look, dash=lined.dashes[place]) for look, place in zip(looks, lined.places, strict=True)]
+    both = [replace(look, dash=lined.dashes[index]) for look, index in zip(looks, lined.indices, strict=True)]
     return both, [*dict.fromkeys(looks), *entries]
 
 
@@ -94,7 +94,7 @@ def comparison_data(
 ) -> dict[str, Any]:
     """Everything that the script needs, as JSON values.
 
-    colour, line: the places of the axes that colours and dashes tell apart at first. thinned: the number of points per curve,
+    colour, line: the indices of the axes that colours and dashes tell apart at first. thinned: the number of points per curve,
     None if all are kept.
     """
     coloured, lined = drawn_by(axes)
@@ -119,10 +119,10 @@ def comparison_data(
                 "name": run.name,
                 "outcome": run.outcome_text,
                 "fatal": run.outcome in FATAL,
-                "values": [axis.places[place] for axis in axes],
-                "curves": [_points(curves[place].get(key), most) for key in metrics],
+                "values": [axis.indices[index] for axis in axes],
+                "curves": [_points(curves[index].get(key), most) for key in metrics],
             }
-            for place, run in enumerate(view.runs)
+            for index, run in enumerate(view.runs)
         ],
         "thinned": most if longest > most else None,
     }

@@ -69,11 +69,11 @@ def _static_plots(axes: Sequence[Axis], metrics: Sequence[str], curves: Sequence
     coloured, lined = drawn_by(axes)
     by = f"coloured by {coloured.title}" + ("" if lined is None else f", dashed by {lined.title}")
     panels: list[Panel] = []
-    for place, metric in enumerate(metrics[:STILL]):
+    for index, metric in enumerate(metrics[:STILL]):
         title = title_of(metric)
         drawn = [Curve(of_run[metric], look) for of_run, look in zip(curves, looks, strict=True) if metric in of_run]
         described = f"{title} of {counted(len(drawn), 'run')} by step, {by}"
-        svg = curves_plot(f"still-{place}", drawn, x_label="step", y_label=title, description=described, legend=legend)
+        svg = curves_plot(f"still-{index}", drawn, x_label="step", y_label=title, description=described, legend=legend)
         panels.append(Panel(svg, f"{title[:1].upper()}{title[1:]}, {by}"))
     return panels
 

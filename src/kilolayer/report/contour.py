@@ -65,7 +65,7 @@ def contour_figure(
     high = max(high, low + 1e-6 * max(abs(low), 1.0))
     is_log = log and low > 0
     levels = np.geomspace(low, high, LEVELS) if is_log else np.linspace(low, high, LEVELS)
-    levels[0], levels[-1] = low, high  # the lowest place lies inside, whatever the rounding
+    levels[0], levels[-1] = low, high  # the lowest point lies inside, whatever the rounding
     beyond = bool((heights > high).any())
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label, SIZE)

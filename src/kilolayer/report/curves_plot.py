@@ -54,8 +54,8 @@ def curves_plot(
     with mpl.rc_context(STYLE):
         figure, axes = new_axes(x_label, y_label, (SIZE[0], SIZE[1] + ENTRY * -(-len(looks) // columns)))
         width, opacity = (0.8, 0.8) if len(lines) > MANY else (1.2, 1.0)
-        for place in sorted(range(len(lines)), key=lambda place: place * GOLDEN % 1):
-            look, x, y = lines[place]
+        for index in sorted(range(len(lines)), key=lambda index: index * GOLDEN % 1):
+            look, x, y = lines[index]
             style = {"color": look.colour, "linestyle": _style(look), "marker": "." if len(x) < 24 else ""}
             axes.plot(x, y, linewidth=width, alpha=opacity, **style)
         low, high = sensible_range(np.concatenate([y[np.isfinite(y)] for _, _, y in lines]))

@@ -96,8 +96,8 @@ def _profile(records: Sequence[Record], quantity: str, side: str) -> Panel:
 
 def _at_most_five(entries: Sequence[Entry]) -> list[Entry]:
     """At most five entries, including the first and the last."""
-    places = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
-    return [entries[place] for place in places]
+    indices = sorted({round(index * (len(entries) - 1) / 4) for index in range(5)}) if entries else []
+    return [entries[number] for number in indices]
 
 
 def _over_depth(name: str, entry: Entry, quantity: str, side: str) -> Series:

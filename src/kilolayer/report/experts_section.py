@@ -191,12 +191,12 @@ def _recent_loads(entries: Sequence[Entry], top_k: float) -> list[LayerLoad]:
 def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
     """The loads of one entry; without counts, it is assumed to have enough choices, `top_k` per token."""
     found: list[LayerLoad] = []
-    for place, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
-        choices, tokens = _value(entry, "choices", place), _value(entry, "tokens", place)
+    for index, (layer, shares) in enumerate(zip(_layers(entry), _loads(entry), strict=True)):
+        choices, tokens = _value(entry, "choices", index), _value(entry, "tokens", index)
         if not (choices > 0 and tokens > 0):  # NaN is neither
             tokens = float(ENOUGH * len(shares))
             choices = top_k * tokens
-        dropped = _value(entry, "dropped", place)
+        dropped = _value(entry, "dropped", index)
         over = dropped * choices if math.isfinite(dropped) else 0.0
         found.append(LayerLoad(layer, [share * choices for share in shares], tokens, top_k, over))
     return found
@@ -205,15 +205,17 @@ def _layer_loads(entry: Entry, top_k: float) -> list[LayerLoad]:
 def _panels(entries: Sequence[Entry], recent: Sequence[LayerLoad], ends: Ends | None, prefix: str) -> list[Panel]:
     layers = [each.name for each in recent]
     steps = [number(entry, "step") for entry in entries]
-    places = sorted({round(index * (len(layers) - 1) / (LINES - 1)) for index in range(LINES)})
-    entropy = [Series(layers[place], steps, [_value(entry, "entropy", place) for entry in entries]) for place in places]
+    indices = sorted({round(index * (len(layers) - 1) / (LINES - 1)) for index in range(LINES)})
+    entropy = [Series(layers[which], steps, [_value(entry, "entropy", which) for entry in entries]) for which in indices]
     extremes = [
         Series("busiest", steps, [max(max(load) * len(load) for load in _loads(entry)) for entry in entries]),
         Series("least busy", steps, [min(min(load) * len(load) for load in _loads(entry)) for entry in entries]),
     ]
     norms = [series_of("all except experts", entries, "dense_norm"), series_of("experts", entries, "expert_norm")]
-    temperature = [Series(layers[place], steps, [_value(entry, "temperature", place) for entry in entries]) for place in places]
-    dropped = [Series(layers[place], steps, [_value(entry, "dropped", place) for entry in entries]) for place in places]
+    temperature = [
+        Series(layers[which], steps, [_value(entry, "temperature", which) for entry in entries]) for which in indices
+    ]
+    dropped = [Series(layers[which], steps, [_value(entry, "dropped", which) for entry in entries]) for which in indices]
     any_dropped = any(value > 0 for each in dropped for value in each.y if math.isfinite(value))
 
     def by_step(name: str, title: str, series: Sequence[Series], label: str, about: str, **options: Any) -> Panel:
@@ -287,6 +289,6 @@ def _loads(entry: Entry) -> list[list[float]]:
     return shares if all(any(row) and all(share >= 0 for share in row) for row in shares) else []
 
 
-def _value(entry: Entry, key: str, place: int) -> float:
+def _value(entry: Entry, key: str, index: int) -> float:
     values = entry.get(key)
-    return number({"value": values[place]}, "value") if isinstance(values, list) and place < len(values) else math.nan
+    return number({"value": values[index]}, "value") if isinstance(values, list) and index < len(values) else math.nan

@@ -34,7 +34,7 @@ def layers_by_step_plot(
     """
     first, last = ends if ends is not None and ends[1] > ends[0] else (min(steps, default=0), max(steps, default=0))
     kept = _nearest(np.array(steps, dtype=float), np.linspace(first, last, POINTS) if last > first else np.array([first]))
-    images = {stack: _rows([columns[place] for place in kept]).T for stack, columns in stacks.items() if steps}
+    images = {stack: _rows([columns[index] for index in kept]).T for stack, columns in stacks.items() if steps}
     if (scale := ColourScale.of(images.values(), log=True)) is None:
         return None
     with mpl.rc_context(STYLE):
@@ -97,7 +97,7 @@ def _stacked(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
 def _rows(values: Sequence[Sequence[float]]) -> np.ndarray:
     """The values as an array [rows, longest row], NaN where there is no finite value."""
     image = np.full((len(values), max(map(len, values), default=0)), math.nan)
-    for place, row in enumerate(values):
-        image[place, : len(row)] = row
+    for index, row in enumerate(values):
+        image[index, : len(row)] = row
     image[~np.isfinite(image)] = math.nan
     return image

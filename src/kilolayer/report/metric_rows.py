@@ -46,9 +46,9 @@ class Rows:
 
 def read_rows(path: Path) -> Rows:
     """All rows of a file that can be read; none if there is no file."""
-    found = Rows()
+    rows = Rows()
     if not os.path.lexists(path):
-        return found
+        return rows
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST:
@@ -62,12 +62,12 @@ def read_rows(path: Path) -> Rows:
                 continue
             row = _row(line)
             if row is not None:
-                found.rows.append(row)
+                rows.rows.append(row)
             elif line.endswith(b"\n"):
-                found.broken.append(number)
+                rows.broken.append(number)
             else:
-                found.cut = True
-    return found
+                rows.cut = True
+    return rows
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:

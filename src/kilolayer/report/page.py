@@ -52,7 +52,7 @@ def render(*records: Record) -> str:
     """Render the report of these records as HTML."""
     ends = steps_shown(records)
     depth, training = depth_section(records, ends), training_panels(records, ends)
-    parts = [_part(record, ends, f"run{place}-" if len(records) > 1 else "") for place, record in enumerate(records)]
+    parts = [_part(record, ends, f"run{index}-" if len(records) > 1 else "") for index, record in enumerate(records)]
     panels = [*training, *depth.profiles, *(panel for part in parts for panel in part.panels)]
     text, digest = script("plot.js", "page.js")
     return template("page.html").render(
@@ -110,10 +110,10 @@ def _distinct(records: Sequence[Record]) -> list[Record]:
     """The records with unique names: a number is appended to names that occur more than once."""
     names = [record.name for record in records]
     return [
-        replace(record, name=f"{record.name} ({names[: place + 1].count(record.name)})")
+        replace(record, name=f"{record.name} ({names[: index + 1].count(record.name)})")
         if names.count(record.name) > 1
         else record
-        for place, record in enumerate(records)
+        for index, record in enumerate(records)
     ]
 
 

@@ -58,7 +58,7 @@ def coloured(records: Sequence[Record]) -> list[tuple[Record, str | None]]:
     """Each run with the colour that it has in all plots; None if there is only one run."""
     if len(records) == 1:
         return [(records[0], None)]
-    return [(record, COLOURS[place % len(COLOURS)]) for place, record in enumerate(records)]
+    return [(record, COLOURS[index % len(COLOURS)]) for index, record in enumerate(records)]
 
 
 def _on_the_validation_set(title: str) -> str:
@@ -75,7 +75,7 @@ def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel
             found.setdefault(record.headline_title, []).append(series)
     return [
         chart_panel(
-            f"quality-{place}",
+            f"quality-{index}",
             _on_the_validation_set(title),
             series,
             x_label="step",
@@ -84,7 +84,7 @@ def _headline_panels(records: Sequence[Record], ends: Ends | None) -> list[Panel
             from_zero=True,
             ends=ends,
         )
-        for place, (title, series) in enumerate(found.items())
+        for index, (title, series) in enumerate(found.items())
     ]
 
 

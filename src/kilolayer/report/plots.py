@@ -83,8 +83,8 @@ def line_styles(series: Sequence[Series], ordered: bool = False) -> list[tuple[s
     """The colour and dash of each line: its own, or those for its position, so that up to 18 lines differ."""
     colours = shades(len(series)) if ordered else PALETTE
     return [
-        (each.colour or colours[place % len(colours)], each.dash or DASHES[place // len(colours) % len(DASHES)])
-        for place, each in enumerate(series)
+        (each.colour or colours[index % len(colours)], each.dash or DASHES[index // len(colours) % len(DASHES)])
+        for index, each in enumerate(series)
     ]
 
 
@@ -100,7 +100,7 @@ def heat_plot(
         image = axes.imshow(cells, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0.0)
         image.set_extent((0.5, cells.shape[1] + 0.5, len(rows) - 0.5, -0.5))
         shown = range(0, len(rows), -(-len(rows) // 12))
-        axes.set_yticks(list(shown), [shortened(rows[place]) for place in shown])
+        axes.set_yticks(list(shown), [shortened(rows[index]) for index in shown])
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.grid(visible=False)
         figure.colorbar(image, label=scale_label)

@@ -69,13 +69,13 @@ def differing(wanted: str, found: str) -> tuple[list[Piece], list[Piece]]:
     if max(map(len, sides)) > 2 * LONGEST:
         return [Piece(wanted)], [Piece(found)]
     shared: tuple[set[int], set[int]] = (set(), set())
-    places = [[place for place, word in enumerate(side) if not word.isspace()] for side in sides]
-    words = [[side[place] for place in own] for side, own in zip(sides, places, strict=True)]
+    indices = [[index for index, word in enumerate(side) if not word.isspace()] for side in sides]
+    words = [[side[index] for index in own] for side, own in zip(sides, indices, strict=True)]
     for block in SequenceMatcher(None, *words, autojunk=False).get_matching_blocks():
-        shared[0].update(places[0][block.a : block.a + block.size])
-        shared[1].update(places[1][block.b : block.b + block.size])
+        shared[0].update(indices[0][block.a : block.a + block.size])
+        shared[1].update(indices[1][block.b : block.b + block.size])
     first, second = (
-        [Piece(word, not word.isspace() and place not in own) for place, word in enumerate(side)]
+        [Piece(word, not word.isspace() and index not in own) for index, word in enumerate(side)]
         for side, own in zip(sides, shared, strict=True)
     )
     return _joined(first), _joined(second)

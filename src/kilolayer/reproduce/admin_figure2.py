@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 @register
 class Figure2(Reproduction):
-    """Training perplexity of 60L-12L with both initialisations, and validation perplexity of Admin at all depths."""
+    """Training perplexity of 60L-12L with both initializations, and validation perplexity of Admin at all depths."""
 
     name = "admin-figure2"
     claim = (
-        "60L-12L does not learn with the default initialisation, but does with Admin; deeper Admin models reach lower "
+        "60L-12L does not learn with the default initialization, but does with Admin; deeper Admin models reach lower "
         "validation perplexity."
     )
     setting = f"The runs of admin-table3, and Post-LN at 6L-6L and 60L-12L: {SETTING}."

@@ -1,4 +1,4 @@
-"""Very Deep Transformers, Table 1: the default initialisation and Admin, shallow and deep."""
+"""Very Deep Transformers, Table 1: the default initialization and Admin, shallow and deep."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @register
 class Table1(Reproduction):
-    """6L-6L and 60L-12L with both initialisations: TER and BLEU."""
+    """6L-6L and 60L-12L with both initializations: TER and BLEU."""
 
     name = "admin-table1"
-    claim = "60L-12L diverges with the default initialisation; with Admin it is 2.5 BLEU above 6L-6L, and better in TER too."
+    claim = "60L-12L diverges with the default initialization; with Admin it is 2.5 BLEU above 6L-6L, and better in TER too."
     setting = (
         f"The runs of admin-figure2: {SETTING}. METEOR is left out, because its French module needs paraphrase tables that are "
         "not freely installable."

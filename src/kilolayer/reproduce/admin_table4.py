@@ -80,7 +80,7 @@ class Table4(Reproduction):
         if not (folder / "lonely.fra").exists():  # the file that is written last
             for name, lines in sides.items():
                 write(folder / f"quarter.{name}", "".join(f"{line}\n" for line in lines[::4]))
-            others = [line for place, line in enumerate(sides["fra"]) if place % 4]
+            others = [line for index, line in enumerate(sides["fra"]) if index % 4]
             write(folder / "lonely.fra", "".join(f"{line}\n" for line in others))
         return folder
 

@@ -64,10 +64,10 @@ class Reproduction(ABC):
 
     @property
     def source(self) -> str:
-        """The paper and the place in it."""
-        paper, _, place = self.name.partition("-")
-        kind = place.rstrip("0123456789")
-        return f"{PAPERS[paper]}, {kind.capitalize()} {place.removeprefix(kind)}"
+        """The paper and its figure or table."""
+        paper, _, item = self.name.partition("-")
+        kind = item.rstrip("0123456789")
+        return f"{PAPERS[paper]}, {kind.capitalize()} {item.removeprefix(kind)}"
 
     @property
     def instrument(self) -> str | None:
@@ -124,12 +124,12 @@ def all_of() -> list[Reproduction]:
     """All reproductions: by paper, then figures before tables, then by number."""
     _import_all()
 
-    def place(name: str) -> tuple[int, str, int]:
+    def order(name: str) -> tuple[int, str, int]:
         paper, _, rest = name.partition("-")
         kind = rest.rstrip("0123456789")
         return list(PAPERS).index(paper), kind, int(rest.removeprefix(kind))
 
-    return [_registry[name]() for name in sorted(_registry, key=place)]
+    return [_registry[name]() for name in sorted(_registry, key=order)]
 
 
 def get(name: str) -> Reproduction:

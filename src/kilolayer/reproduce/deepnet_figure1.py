@@ -17,14 +17,14 @@ SMOOTHER = 2.0
 
 @register
 class Figure1(Reproduction):
-    """The loss along two filter-normalised random directions, early in training."""
+    """The loss along two filter-normalized random directions, early in training."""
 
     name = "deepnet-figure1"
     trains_runs = False
     claim = "Early in training the loss surface of a 36-layer DeepNorm model is much smoother than Post-LN's."
     setting = (
         f"German to English, Tatoeba for IWSLT-14, 18L-18L, dim 128, after {STEPS} steps of Adam at 1e-3 with a warm-up of "
-        f"100; {SIZE} x {SIZE} points within {SPAN:g} of the weights along two filter-normalised directions, two batches, "
+        f"100; {SIZE} x {SIZE} points within {SPAN:g} of the weights along two filter-normalized directions, two batches, "
         "three pairs of directions."
     )
     rule = (
@@ -46,15 +46,15 @@ class Figure1(Reproduction):
             for _ in range(steps):
                 training.step()
             loss = training.later_batches(2)
-            places = grid(size, SPAN)
+            points = grid(size, SPAN)
             found[recipe] = [
                 surface_as_json(
                     loss_surface(
                         training.model,
                         loss,
                         [random_direction(training.model, 2 * number), random_direction(training.model, 2 * number + 1)],
-                        places,
-                        places,
+                        points,
+                        points,
                     )
                 )
                 for number in range(tries)

@@ -104,7 +104,7 @@ class Figure2(Reproduction):
         from kilolayer.reproduce.pictures import curves, lines
 
         deepest = {name: list(by_depth.values())[-1] for name, by_depth in found["gradients"].items()}
-        by_layer = {name: [(place + 1.0, norm) for place, norm in enumerate(norms)] for name, norms in deepest.items()}
+        by_layer = {name: [(index + 1.0, norm) for index, norm in enumerate(norms)] for name, norms in deepest.items()}
         by_depth = {name: [(float(depth), y) for depth, y in each.items()] for name, each in _at_the_start(found).items()}
         by_step = {name: [(float(step), y) for step, y in each.items()] for name, each in _in_training(found).items()}
         return [

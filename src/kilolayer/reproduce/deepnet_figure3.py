@@ -86,7 +86,7 @@ class Figure3(Reproduction):
         }
         gradients = {
             name: [
-                (place, fmean(norms)) for place, norms in enumerate(zip(*(each["gradients"] for each in seeds), strict=True), 1)
+                (index, fmean(norms)) for index, norms in enumerate(zip(*(each["gradients"] for each in seeds), strict=True), 1)
             ]
             for name, seeds in found.items()
         }

@@ -20,7 +20,7 @@ class Table11(Sweep):
     """Alpha 1 with beta kept, and beta 1 with alpha kept."""
 
     name = "deepnet-table11"
-    claim = "Without DeepNorm's shortcut scale an 18L-18L model diverges; without its initialisation it is slightly worse."
+    claim = "Without DeepNorm's shortcut scale an 18L-18L model diverges; without its initialization it is slightly worse."
     setting = (
         "German to English, Tatoeba for WMT-14 En-Fr, 18L-18L, dim 128, 2,000 steps of 4,096 tokens, 800 of them for warm-up; "
         f"learning rates as in deepnet-table1, from {RATES[0]:g} to {RATES[-1]:g} and beyond where the best one is at an end, "

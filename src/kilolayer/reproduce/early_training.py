@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kilolayer.config import Table, build, merge
 from kilolayer.models.model import Model
-from kilolayer.probe.places import top_states
+from kilolayer.probe.hooks import top_states
 from kilolayer.probe.subject import BatchLoss, training_loss
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.runs.run import cache_folder, prepare
@@ -42,10 +42,10 @@ class EarlyTraining:
         return self.trial.step(learning_rate(self.trial.config.train, self.taken), layers=True)
 
     def output(self) -> Tensor:
-        """F(x): the final states of the model at real positions, without dropout: fp64 [places, dim]."""
+        """F(x): the final states of the model at real positions, without dropout: fp64 [positions, dim]."""
         return top_states(self.loss)(self.model).double()
 
 
 def model_update(before: Tensor, after: Tensor) -> float:
-    """||F(x, after) - F(x, before)|| / sqrt(places): equation 1 of DeepNet, averaged over positions."""
+    """||F(x, after) - F(x, before)|| / sqrt(positions): equation 1 of DeepNet, averaged over positions."""
     return float((after - before).norm() / after.shape[0] ** 0.5)

@@ -127,9 +127,9 @@ def _questions(lab: Lab) -> Path:
     sentences = [english.split() for english, _ in pairs(200, seed=2, unseen=False)]
     long = [words for words in sentences if len(words) > 4][:40]
     rows = []
-    for place in range(0, len(long) - 3, 4):
-        endings = [" ".join(words[3:]) for words in long[place : place + 4]]
-        begin = " ".join(long[place][:3])
+    for start in range(0, len(long) - 3, 4):
+        endings = [" ".join(words[3:]) for words in long[start : start + 4]]
+        begin = " ".join(long[start][:3])
         rows.append({"activity_label": "text", "ctx_a": begin, "ctx_b": "", "endings": endings, "label": "0"})
     write(folder / "hellaswag.val.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
     return folder

@@ -36,8 +36,8 @@ def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
     parts: dict[str, list[Pair]] = {part: [] for part in PARTS}
     for line in read_lines(source):
         english, other, *_ = line.split("\t")
-        place = int(hashlib.sha1(english.encode()).hexdigest()[:8], 16) % 100
-        parts[{0: "valid", 1: "test"}.get(place, "train")].append((english, other))
+        bucket = int(hashlib.sha1(english.encode()).hexdigest()[:8], 16) % 100
+        parts[{0: "valid", 1: "test"}.get(bucket, "train")].append((english, other))
     for part in ("valid", "test"):  # the file is sorted by length
         parts[part].sort(key=lambda pair: hashlib.sha1(pair[1].encode()).digest())
     _write_pairs(folder, language, {part: rows[: None if part == "train" else HELD_OUT] for part, rows in parts.items()})
@@ -63,8 +63,8 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int, count
     for line in read_lines(source):
         one, other, first, second = line.split("\t")
         language, pair = (other, (first, second)) if one == "eng" else (one, (second, first))
-        place = int(hashlib.sha1(pair[0].encode()).hexdigest()[:8], 16) % 100
-        found.setdefault(language, {part: [] for part in PARTS})[{0: "valid", 1: "test"}.get(place, "train")].append(pair)
+        bucket = int(hashlib.sha1(pair[0].encode()).hexdigest()[:8], 16) % 100
+        found.setdefault(language, {part: [] for part in PARTS})[{0: "valid", 1: "test"}.get(bucket, "train")].append(pair)
     sizes = {language: sum(map(len, parts.values())) for language, parts in found.items()}
     largest = sorted(sizes, key=lambda language: (-sizes[language], language))[:count]
     chosen = sorted(language for language in largest if sizes[language] >= least)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kilolayer import hints
-from kilolayer.config import Given, Table
+from kilolayer.config import RawConfig, Table
 from kilolayer.data.tokenizer import DEFAULT_SIZE, TokenizerConfig
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import resolve
@@ -61,7 +61,7 @@ def _vocabulary_notes(asked: RunConfig, config: RunConfig) -> list[str]:
 
 @contextmanager
 def new_run(
-    folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False, overwrite: bool = False
+    folder: Path, given: RawConfig, processes: Processes, *, is_embedded: bool = False, overwrite: bool = False
 ) -> Iterator[Run]:
     """Create a run in a new, locked folder. Everything that can be refused is refused here, before any work.
 
@@ -93,7 +93,7 @@ def new_run(
 
 
 @contextmanager
-def same_run(folder: Path, given: Given, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
+def same_run(folder: Path, given: RawConfig, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
     """Open and lock the run in a folder if it holds one, else create it; the arguments are those of `new_run`.
 
     An existing run is resumed with the options that are given. One that may not change in a run that has begun is refused.
@@ -113,7 +113,7 @@ def same_run(folder: Path, given: Given, processes: Processes, *, is_embedded: b
             yield run
 
 
-def _read(folder: Path, given: Given, is_embedded: bool) -> tuple[RunConfig, Origin | None]:
+def _read(folder: Path, given: RawConfig, is_embedded: bool) -> tuple[RunConfig, Origin | None]:
     return read_started(given, RunConfig.choose({}).embedded(folder / "data") if is_embedded else None)
 
 

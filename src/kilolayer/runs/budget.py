@@ -13,12 +13,12 @@ from torch import nn
 from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
-from kilolayer.models.model import Model, lower
+from kilolayer.models.model import Model, cast_weights
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
@@ -210,7 +210,7 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
     for stack in model.stacks():
-        lower(stack.positions, dtype, RESIDUAL)
+        cast_weights(stack.positions, dtype, RESIDUAL)
         layers = len(stack.blocks)
         stream = layers * stack.stream.states_kept * state
         shared = 0
@@ -218,7 +218,7 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
         for kind, count in Counter(map(_kind_of, stack.layers())).items():
             first = next(block for block in stack.layers() if _kind_of(block) == kind)
             for block in (stack.layers()[0], first):  # a stack takes the dtype of its products from its first layer
-                lower(block, dtype, RESIDUAL)
+                cast_weights(block, dtype, RESIDUAL)
             layer, shared = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
             kept += count * layer
             largest = max(largest, layer)

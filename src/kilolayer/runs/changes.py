@@ -56,7 +56,7 @@ class Change:
     rules: those of the run's task.
     """
 
-    place: str
+    path: str
     before: Any
     now: Any
     rules: ResumeRules = field(default_factory=ResumeRules, repr=False)
@@ -64,33 +64,33 @@ class Change:
     @property
     def allowed(self) -> bool:
         """Whether a run that has begun can be resumed with this change."""
-        places = sum(may_change(self.rules).values(), ())
-        return any(self.place == each or self.place.startswith(f"{each}.") for each in places)
+        paths = sum(may_change(self.rules).values(), ())
+        return any(self.path == each or self.path.startswith(f"{each}.") for each in paths)
 
     @property
     def breaks(self) -> str:
         """Why the change is not allowed."""
         known = {**BREAKS, **self.rules.breaks}
-        return known.get(self.place) or known.get(self.place.partition(".")[0]) or OTHERWISE
+        return known.get(self.path) or known.get(self.path.partition(".")[0]) or OTHERWISE
 
     def __str__(self) -> str:
         now, before = ("absent" if value is None else shown(value) for value in (self.now, self.before))
-        return f"{self.place} is {now} (was {before})"
+        return f"{self.path} is {now} (was {before})"
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     """The options that differ between two configurations, by their dotted names."""
     old, new = (dict(_flat(each.table())) for each in (before, now))
-    differing = [place for place in {**old, **new} if old.get(place) != new.get(place)]
-    return [Change(place, old.get(place), new.get(place), now.resume) for place in differing]
+    differing = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    return [Change(path, old.get(path), new.get(path), now.resume) for path in differing]
 
 
 def check_changes(changes: Sequence[Change], where: str, folder: str, fix: str = "leave it as it was") -> None:
     """Raise if any of the changes is not allowed in a run that has begun."""
     refused = [change for change in changes if not change.allowed]
     if refused:
-        names = ", ".join(change.place for change in refused[:-1])
-        names = f"{names} and {refused[-1].place}" if names else refused[-1].place
+        names = ", ".join(change.path for change in refused[:-1])
+        names = f"{names} and {refused[-1].path}" if names else refused[-1].path
         raise InputError(
             f"{names} cannot change in a run that has begun: {refused[0].breaks}",
             where=f"{where}: {'; '.join(map(str, refused))}",

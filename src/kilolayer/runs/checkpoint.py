@@ -31,7 +31,7 @@ from torch import Tensor
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
-from kilolayer.files.tensors import Expected, check_alike, file_size, load_tensors, serialise
+from kilolayer.files.tensors import Expected, check_alike, file_size, load_tensors, serialize
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
@@ -76,7 +76,7 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
         for leftover in (partial, replaced):
             remove(leftover)
         partial.mkdir()
-        contents = (serialise(checkpoint.model), serialise(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
+        contents = (serialize(checkpoint.model), serialize(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
         manifest = {
             "step": checkpoint.step,
             "versions": {"kilolayer": VERSION, "torch": torch.__version__},
@@ -197,12 +197,12 @@ def find_fault(path: Path, expected: Expected | None = None) -> str | None:
 def _check_file(path: Path, written: Any, most: int) -> None:
     match written:
         case {"bytes": int(size), "sha256": [str(first), *_] as hashes} if all(isinstance(each, str) for each in hashes):
-            found = _size_of(path)
+            actual = _size_of(path)
         case _:
             raise InputError(f"{MANIFEST} does not describe {path.name}")
     # Checked before the hashes, because a file that is not ours may be very long.
-    if found != size or len(hashes) != len(_places(size)):
-        raise InputError(f"{path.name} has {found:,} bytes, not {size:,} with SHA-256 {first[:12]}")
+    if actual != size or len(hashes) != len(_offsets(size)):
+        raise InputError(f"{path.name} has {actual:,} bytes, not {size:,} with SHA-256 {first[:12]}")
     if size > most:
         raise InputError(f"{path.name} has {size:,} bytes, and {most:,} can be expected")
     for number, (ours, theirs) in enumerate(zip(_fingerprint(path)["sha256"], hashes, strict=False)):
@@ -213,14 +213,14 @@ def _check_file(path: Path, written: Any, most: int) -> None:
 def _size_of(path: Path) -> int:
     """The size of a file in bytes; a symbolic link is refused."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         raise InputError(f"{path.name} is missing") from None
     except OSError as error:
         raise unreadable(path, error) from None
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path.name} is not a regular file")
-    return found.st_size
+    return status.st_size
 
 
 def load(
@@ -298,29 +298,29 @@ def _pieces(parts: Iterable[bytes | memoryview]) -> list[list[memoryview]]:
 
 def _write_piece(descriptor: int, piece: tuple[int, list[memoryview]]) -> str:
     number, parts = piece
-    digest, place = hashlib.sha256(), number * PIECE
+    digest, offset = hashlib.sha256(), number * PIECE
     for part in parts:
         digest.update(part)
         rest = part
         while rest:
-            count = os.pwrite(descriptor, rest, place)
-            rest, place = rest[count:], place + count
+            count = os.pwrite(descriptor, rest, offset)
+            rest, offset = rest[count:], offset + count
     return digest.hexdigest()
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
     with open_regular(path) as file, ThreadPool(THREADS) as pool:
         size = os.fstat(file.fileno()).st_size
-        return {"bytes": size, "sha256": pool.map(partial(_hash_piece, file.fileno()), _places(size), chunksize=1)}
+        return {"bytes": size, "sha256": pool.map(partial(_hash_piece, file.fileno()), _offsets(size), chunksize=1)}
 
 
-def _places(size: int) -> range:
+def _offsets(size: int) -> range:
     """The offsets of the pieces of a file."""
     return range(0, max(size, 1), PIECE)
 
 
 def _hash_piece(descriptor: int, start: int) -> str:
     digest, end = hashlib.sha256(), start + PIECE
-    for place in range(start, end, 1 << 20):
-        digest.update(os.pread(descriptor, min(1 << 20, end - place), place))
+    for offset in range(start, end, 1 << 20):
+        digest.update(os.pread(descriptor, min(1 << 20, end - offset), offset))
     return digest.hexdigest()

@@ -62,9 +62,9 @@ def choose(folder: Path, config: RunConfig) -> Chosen:
         _find_missing(newest, regular, train.average, faults)
     else:
         why, used = _choose_one(newest, train, expected, faults)
-    found = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
-    _warn(faults, f"the weights of step {', '.join(map(str, found.steps))} are used instead")
-    return found
+    chosen = Chosen(why, [checkpoint.step_of(path) for path in used], sorted(faults))
+    _warn(faults, f"the weights of step {', '.join(map(str, chosen.steps))} are used instead")
+    return chosen
 
 
 def _warn(faults: dict[int, str], instead: str) -> None:

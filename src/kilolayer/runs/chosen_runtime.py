@@ -1,4 +1,4 @@
-"""The choice between the plain runtime and the fast one: the only place that imports `speed/`."""
+"""The choice between the plain runtime and the fast one: the only module that imports `speed/`."""
 
 from __future__ import annotations
 

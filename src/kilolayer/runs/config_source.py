@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kilolayer.config import Given, Table, load, table_of
+from kilolayer.config import RawConfig, Table, load, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.files.paths import as_path
 from kilolayer.recipes.base import Recipe
@@ -33,18 +33,18 @@ def new_folder(config: Source, run: str | PathLike[str] | None) -> Path:
     raise OptionError("no run folder is given", fix='name one: run="runs/mine"')
 
 
-def read_source(config: Source, over: Table) -> Given:
+def read_source(config: Source, over: Table) -> RawConfig:
     """The tables of a configuration, with those that override it."""
     above = ("the keywords",) if over else ()
     if config is None or isinstance(config, str | PathLike):
         path = registry.EMBEDDED if config is None else Path(config)
-        return Given(load(path), over, (str(path), *above))
+        return RawConfig(load(path), over, (str(path), *above))
     tables = plain_tables(config)
     if not isinstance(tables, dict):
         raise OptionError(
             f"the configuration is {shown(config)}", where="kl.train", fix="give a TOML file, or a dict of tables"
         )
-    return Given(tables, over, ("the configuration", *above))
+    return RawConfig(tables, over, ("the configuration", *above))
 
 
 def plain_tables(value: Any) -> Any:

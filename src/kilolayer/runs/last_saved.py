@@ -27,10 +27,10 @@ def last_saved(checkpoints: Path) -> int | None:
     """The step of the last saved checkpoint; None if none was saved or none is recorded."""
     path = checkpoints.parent / NAME
     try:
-        found = None if kind_of(path) is None else read_json(path, 1 << 10)
+        table = None if kind_of(path) is None else read_json(path, 1 << 10)
     except InputError:
         return None
-    match found:
+    match table:
         case {"step": int(step)} if not isinstance(step, bool) and 0 <= step < 10**18:
             return step
     return None

@@ -28,11 +28,11 @@ class Metrics:
 
     def __init__(self, folder: Path, step: int, trackers: Sequence[Tracker] = (), validated: int | None = None) -> None:
         self.path, self.trackers = folder / "metrics.jsonl", trackers
-        found = read_rows(self.path)
-        if found.warning is not None:
-            logger.warning("%s: %s", self.path, found.warning)
+        rows = read_rows(self.path)
+        if rows.warning is not None:
+            logger.warning("%s: %s", self.path, rows.warning)
         last = {"valid": step if validated is None else validated}
-        kept = (row for row in found.rows if row["step"] <= last.get(row["kind"], step))
+        kept = (row for row in rows.rows if row["step"] <= last.get(row["kind"], step))
         write(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def write(self, kind: Kind, step: int, **values: Any) -> None:
@@ -43,7 +43,7 @@ class Metrics:
             tracker.log(row)
 
 
-class Unwritten(Metrics):
+class NullMetrics(Metrics):
     """The metrics of every process but the first, which alone writes them."""
 
     def __init__(self) -> None:

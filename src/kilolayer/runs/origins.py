@@ -170,16 +170,16 @@ class ForeignOrigin:
         return self.tokens.load()
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self.imported.weights()
+        tensors = self.imported.weights()
         for name in TABLES:
-            if name in found:
-                found[name] = self._renumbered(found[name])
-        found |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
+            if name in tensors:
+                tensors[name] = self._renumbered(tensors[name])
+        tensors |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
         # A file may have lower precision than the model that is trained.
-        return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in found.items()}
+        return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in tensors.items()}
 
     def _renumbered(self, table: Tensor) -> Tensor:
         rows = torch.tensor([-1 if row is None else row for row in self.tokens.rows])
-        found = table[rows.clamp(min=0)]
-        found[rows < 0] = 0
-        return found
+        renumbered = table[rows.clamp(min=0)]
+        renumbered[rows < 0] = 0
+        return renumbered

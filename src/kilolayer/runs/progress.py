@@ -50,7 +50,7 @@ class Progress:
         append(self.log, f"{printable(line)}\n")
 
 
-class Silence(Progress):
+class NullProgress(Progress):
     """The progress of every process but the first: it shows nothing."""
 
     def say(self, text: str) -> None:

@@ -99,13 +99,13 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
     """The configuration overridden by the tables, with absolute paths and everything resolved."""
     if not over:
         return run.config
-    for place in ("train.epochs", "train.warmup_share"):
-        if _option_value(over, place) is not None:
-            check_changes([Change(place, None, _option_value(over, place))], GIVEN, str(run.folder))
+    for path in ("train.epochs", "train.warmup_share"):
+        if _option_value(over, path) is not None:
+            check_changes([Change(path, None, _option_value(over, path))], GIVEN, str(run.folder))
     absolute: Table = {}
-    for place in run.config.resume.files:
-        section, _, name = place.partition(".")
-        value = _option_value(over, place)
+    for path in run.config.resume.files:
+        section, _, name = path.partition(".")
+        value = _option_value(over, path)
         if isinstance(value, str) and value != "none":
             absolute = merge(absolute, {section: {name: str(storable(Path(value)))}})
         elif isinstance(value, list) and all(isinstance(each, str) for each in value):
@@ -116,9 +116,9 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
         raise error.at(GIVEN) from None
 
 
-def _option_value(table: Table, place: str) -> Any:
+def _option_value(table: Table, path: str) -> Any:
     """The value of an option with one dot in its name; None if there is none."""
-    section, _, name = place.partition(".")
+    section, _, name = path.partition(".")
     inner = table.get(section)
     return inner.get(name) if isinstance(inner, dict) else None
 

@@ -130,7 +130,7 @@ class Run:
         """Load the trained model."""
         weights = self.weights(self.vocabulary(), chosen)
         model = build_model(self.config.model, device="meta", seed=0)
-        model.materialise("cpu").load_state_dict(weights)
+        model.materialize("cpu").load_state_dict(weights)
         return self.runtime.bind(model.to(device).eval())
 
     def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
@@ -143,7 +143,7 @@ class Run:
         with suppress(FoldError):
             model = fold(model)
         if precision == "bf16":
-            model.lower(torch.bfloat16)
+            model.cast_weights(torch.bfloat16)
         model = self.runtime.bind(model)  # folded, it may be another
         if precision == "int8":
             assert isinstance(model, EncoderDecoder | Decoder)

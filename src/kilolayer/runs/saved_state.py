@@ -28,7 +28,7 @@ def fitted(saved: Any, form: Any, path: Path, key: str = "") -> Any:
             raise _misfit(f"{'.'.join(filter(None, (key, absent[0])))} is missing", path)
         return {name: fitted(saved[name], each, path, ".".join(filter(None, (key, name)))) for name, each in form.items()}
     if isinstance(form, list) and isinstance(saved, list) and len(form) == len(saved):
-        return [fitted(saved[place], each, path, f"{key}[{place}]") for place, each in enumerate(form)]
+        return [fitted(saved[index], each, path, f"{key}[{index}]") for index, each in enumerate(form)]
     kinds = () if isinstance(form, dict | list) else get_args(form) or (form,)
     if not any(_is_one(saved, kind) for kind in kinds):
         wanted = " or ".join(_named(kind) for kind in kinds or [form])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kilolayer.config import Given, Table, build, merge
+from kilolayer.config import RawConfig, Table, build, merge
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.runs.origins import Origin, RunOrigin, open_origin
@@ -46,12 +46,12 @@ def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
     Without a start, the defaults are those of a run on a CPU.
     """
     train = given.get("train")
-    place = train.get("start_from") if isinstance(train, dict) else None
-    if not isinstance(place, str) or place == "none":
+    source = train.get("start_from") if isinstance(train, dict) else None
+    if not isinstance(source, str) or source == "none":
         return None, cpu_model(given)
-    TrainConfig(start_from=place)  # raises if the value cannot be a path
+    TrainConfig(start_from=source)  # raises if the value cannot be a path
     task = registry.get(given.get("task", registry.DEFAULT))
-    start = open_origin(Path(place))
+    start = open_origin(Path(source))
     start.check_task(task)
     try:
         below = task.load_config().from_start(start.tables)
@@ -62,7 +62,7 @@ def find_start(given: Mapping[str, Any]) -> tuple[Origin | None, Table]:
     return start, below
 
 
-def read_started(given: Given, below: Table | None = None) -> tuple[RunConfig, Origin | None]:
+def read_started(given: RawConfig, below: Table | None = None) -> tuple[RunConfig, Origin | None]:
     """The configuration, with the values of its start and of `below` as defaults; and that start."""
     start, taken = find_start(given.merged)
     return given.build(RunConfig, {**taken, **(below or {})}), start

@@ -91,10 +91,10 @@ class Guarded:
             self.running = False
             if method == "start" and isinstance(error, KilolayerError):
                 raise
-            place = traceback.extract_tb(error.__traceback__)[-1]
+            frame = traceback.extract_tb(error.__traceback__)[-1]
             logger.warning(
                 "the tracker %s failed in `%s` and is left out; training continues: %s: %s (%s, line %s)",
-                *(self.name, method, type(error).__name__, error, place.filename, place.lineno),
+                *(self.name, method, type(error).__name__, error, frame.filename, frame.lineno),
             )
 
 
@@ -115,19 +115,19 @@ def find_trackers(config: TrainConfig) -> dict[str, Callable[[], Any]]:
     if config.tensorboard:
         summary_writer()
         found["train.tensorboard"] = TensorBoard
-    return found | {place: import_class(place, "train.trackers") for place in config.trackers}
+    return found | {path: import_class(path, "train.trackers") for path in config.trackers}
 
 
-def _create_tracker(place: str, make: Callable[[], Any]) -> Tracker:
+def _create_tracker(path: str, make: Callable[[], Any]) -> Tracker:
     try:
         tracker = make()
     except Exception as error:
         raise InputError(
             f"the tracker cannot be created: {type(error).__name__}: {error}",
-            where=f"train.trackers: {place}",
+            where=f"train.trackers: {path}",
             fix="a tracker's class is called without arguments",
         ) from error
-    check_tracker(tracker, f"train.trackers: {place}")
+    check_tracker(tracker, f"train.trackers: {path}")
     return tracker
 
 

@@ -12,8 +12,8 @@ import torch
 
 from kilolayer.display import Displayed
 from kilolayer.errors import InputError, KilolayerError, OptionError, shown, unknown
+from kilolayer.models.device import check_device
 from kilolayer.models.model import Model
-from kilolayer.models.place import check_place
 from kilolayer.report.page import write_report
 from kilolayer.runs.chosen import Chosen, choose
 from kilolayer.runs.metrics import KINDS, read_metrics
@@ -168,4 +168,4 @@ def batched(given: Iterable[Item], at_once: int) -> Iterator[list[Item]]:
 
 
 def _device_of(device: str | torch.device) -> torch.device:
-    return choose_device("auto") if device == "auto" else check_place(device)
+    return choose_device("auto") if device == "auto" else check_device(device)

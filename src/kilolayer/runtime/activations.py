@@ -11,19 +11,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from kilolayer.layers.block import Block
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 
 
 def kept_by_plain_layer(stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
     """Bytes that a layer of the stack keeps for the backward pass, and bytes that all layers share: masks and tables."""
     with AsWithData():
-        x, view = stack.prepare_inputs(inputs, memory, None)
+        x, context = stack.prepare_inputs(inputs, memory, None)
         state = stack.stream.read(stack.stream.begin(x), 0)
-        masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
-        tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
+        masks = [mask.values for mask in (context.mask, context.memory_mask) if mask is not None]
+        tables = [] if context.rotation is None else [context.rotation.cos, context.rotation.sin, context.rotation.decay]
         shared = [tensor for tensor in (*masks, *tables) if tensor is not None]
-        return kept_bytes(lambda: block(state, view, None), block, inputs, memory, shared), bytes_of(shared)
+        return kept_bytes(lambda: block(state, context, None), block, inputs, memory, shared), bytes_of(shared)
 
 
 def kept_bytes(

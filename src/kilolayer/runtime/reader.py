@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kilolayer.errors import InputError
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.view import Sequences
+from kilolayer.layers.context import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 
 PAD, BOS, EOS = 0, 2, 3
 Top = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""The largest of each row, largest first, and their places: [rows, numbers] and a count to two times [rows, count]."""
+"""The largest of each row, largest first, and their indices: [rows, numbers] and a count to two times [rows, count]."""
 
 
 class Reads(Protocol):
@@ -65,9 +65,9 @@ class BeamSteps(Protocol):
 
 
 def largest(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, largest first, and their places: [rows, numbers] to two times [rows, count]."""
-    best, places = values.topk(count, dim=1)
-    return best, places
+    """The `count` largest of each row, largest first, and their indices: [rows, numbers] to two times [rows, count]."""
+    best, indices = values.topk(count, dim=1)
+    return best, indices
 
 
 class Reader:
@@ -124,9 +124,9 @@ def allowed_length(model: EncoderDecoder | Decoder, wanted: int, before: int) ->
 def log_probabilities(logits: Tensor) -> Tensor:
     """Log-probabilities in fp32 or higher. Padding and start get -inf after normalization, so the other scores are the
     model's own."""
-    found = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
-    found[..., PAD] = found[..., BOS] = float("-inf")
-    return found
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    scores[..., PAD] = scores[..., BOS] = float("-inf")
+    return scores
 
 
 def _mask_unless_whole(real: Tensor) -> Tensor | None:

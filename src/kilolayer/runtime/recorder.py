@@ -15,7 +15,7 @@ AroundCapture = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
-class Piece:
+class WorkItem:
     """A piece of work, `function(*inputs)`, that reads nothing back from the device.
 
     name: distinguishes it from other pieces with inputs of the same shapes; None if it must not be recorded.
@@ -40,7 +40,7 @@ class Recorder:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.before_run: Callable[[], None] | None = None
-        self.replaying: Piece | None = None
+        self.replaying: WorkItem | None = None
 
     @property
     def records(self) -> bool:
@@ -49,15 +49,15 @@ class Recorder:
 
     def run(
         self,
-        pieces: Sequence[Piece],
+        items: Sequence[WorkItem],
         *,
         gradients: bool = False,
         restart: Restart | None = None,
         around_capture: AroundCapture = nullcontext,
     ) -> Any:
-        """Run the pieces in order; return the result of the last one, which is valid until the next run.
+        """Run the items in order; return the result of the last one, which is valid until the next run.
 
-        gradients: the pieces compute gradients. restart: undoes what the pieces have done so far, so that they can be run again
+        gradients: the items compute gradients. restart: undoes what the items have done so far, so that they can be run again
         after memory has been freed; returns False if it is too late for that. Without it, they are not run again.
         around_capture: a context that is entered while a piece is captured.
         """
@@ -65,14 +65,14 @@ class Recorder:
         if self.before_run is not None:
             self.before_run()
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
-            return self.call(pieces)
+            return self.call(items)
 
-    def call(self, pieces: Sequence[Piece]) -> Any:
-        """Call the pieces in order, with their inputs on the device."""
-        found = None
-        for piece in pieces:
-            found = piece.function(*(each.to(self.device, non_blocking=True) for each in piece.inputs))
-        return found
+    def call(self, items: Sequence[WorkItem]) -> Any:
+        """Call the items in order, with their inputs on the device."""
+        result = None
+        for item in items:
+            result = item.function(*(each.to(self.device, non_blocking=True) for each in item.inputs))
+        return result
 
     def sharing_pool(self, subject: str) -> Recorder:
         """A recorder for other work in the same memory; subject: the beginning of its messages, such as "validation runs"."""

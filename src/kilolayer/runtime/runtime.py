@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.block import Block
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer.layers.block import Block
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import Latest
-from kilolayer.layers.view import Sequences
 from kilolayer.runtime.activations import AsWithData, bytes_of, kept_bytes
+from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
 from kilolayer.speed.fast_stack import FastStack
-from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.state import State
 
@@ -25,7 +25,7 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
     """Bytes that a layer of the stack keeps for the backward pass, and bytes that all layers share."""
     stack, x = FastStack.of(plain), inputs.states
     with kernels.assumed(), AsCompiled():
-        _, view = stack.prepare_inputs(inputs, memory, None)
+        _, context = stack.prepare_inputs(inputs, memory, None)
         # Layers of the same kind are alike: the layer before this one prepares its input as this one does for the next.
         following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
         if isinstance(stack.stream, Latest):
@@ -35,8 +35,8 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
         seeds = (
             torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
         )
-        shared = list(_tensors(view))
-        kept = kept_bytes(lambda: run_layer(block, state, view, None, following, seeds), block, inputs, memory, shared)
+        shared = list(_tensors(context))
+        kept = kept_bytes(lambda: run_layer(block, state, context, None, following, seeds), block, inputs, memory, shared)
     return kept, bytes_of(shared)
 
 
@@ -61,14 +61,14 @@ class _CompiledDropout(torch.autograd.Function):
         return torch.empty_like(x)
 
 
-def _tensors(view: FastView) -> Iterator[Tensor]:
+def _tensors(context: FastContext) -> Iterator[Tensor]:
     """The tensors that all layers of a stack share and keep: masks, rotary tables, and the encoder's output if it is rounded.
 
     If it is not rounded, it is already counted as an activation of the encoder.
     """
-    masks = [view.key_bias, view.source_key_bias]
-    if not view.short:
-        masks = [mask.values for mask in (view.mask, view.memory_mask) if mask is not None]
-    tables = [] if view.rotation is None else [view.rotation.cos, view.rotation.sin, view.rotation.decay]
-    rounded = [] if view.source is None or view.source.rounded is view.source.precise else [view.source.rounded]
+    masks = [context.key_bias, context.source_key_bias]
+    if not context.short:
+        masks = [mask.values for mask in (context.mask, context.memory_mask) if mask is not None]
+    tables = [] if context.rotation is None else [context.rotation.cos, context.rotation.sin, context.rotation.decay]
+    rounded = [] if context.source is None or context.source.rounded is context.source.precise else [context.source.rounded]
     yield from (tensor for tensor in (*masks, *tables, *rounded) if tensor is not None)

@@ -21,14 +21,14 @@ from torch import Tensor
 
 from kilolayer.layers.attention import CrossAttention
 from kilolayer.layers.block import CrossBlock
+from kilolayer.layers.context import TokenPositions, make_context, make_rotation
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.view import Placed, make_rotation, make_view
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.runtime.reader import PAD
-from kilolayer.runtime.recorder import Piece
+from kilolayer.runtime.recorder import WorkItem
 from kilolayer.speed.fast import fast_form
-from kilolayer.speed.fast_view import FastView
+from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder, memory_key
 from kilolayer.speed.operators.step_attention import can_run_step_attention
@@ -83,7 +83,7 @@ class StaticDecoder:
         self.seen = torch.zeros(size.rows, size.width, entries, dtype=torch.bool, device=self.device)
         self.begun = torch.zeros(1 if reads_source else size.rows, 1, dtype=torch.int64, device=self.device)
         """Number of positions of the text before the first step."""
-        self.places = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
+        self.position_ids = torch.zeros(len(self.begun), entries, dtype=torch.int64, device=self.device)
         """The position of each entry."""
 
     def start_batch(self, source: Tensor) -> None:
@@ -107,8 +107,8 @@ class StaticDecoder:
             attention = block.cross_attention.f
             assert isinstance(attention, CrossAttention)
             assert keys.memory is not None
-            for place, part in zip(keys.memory, attention.project_memory(states), strict=True):
-                place.copy_(part)
+            for buffer, part in zip(keys.memory, attention.project_memory(states), strict=True):
+                buffer.copy_(part)
 
     def start_texts(self, text: Tensor) -> None:
         """Start a new batch of texts to continue, int64 [rows, length], padded on the left; read them, if not empty."""
@@ -127,19 +127,19 @@ class StaticDecoder:
             keys.keys[:rows, :, here], keys.values[:rows, :, here] = read.keys, read.values
         self.seen[:rows, :, here] = real[:, None]
         self.begun[:rows] = real.sum(dim=1, keepdim=True)
-        self.places[:rows, here] = (real.cumsum(dim=1) - 1).clamp(min=0)
-        self._place_steps()
+        self.position_ids[:rows, here] = (real.cumsum(dim=1) - 1).clamp(min=0)
+        self._set_step_positions()
 
     def _begin(self) -> None:
         self.step.zero_()
         self.seen.zero_()
         self.tokens.fill_(PAD)
         self.parents.copy_(self.itself)
-        self._place_steps()
+        self._set_step_positions()
 
-    def _place_steps(self) -> None:
+    def _set_step_positions(self) -> None:
         steps = torch.arange(self.size.steps, device=self.device).repeat_interleave(self.size.width)
-        self.places[:, self.before :] = self.begun + steps
+        self.position_ids[:, self.before :] = self.begun + steps
 
     def take_step(self) -> None:
         """One decoding step. Recorded as a graph."""
@@ -151,16 +151,19 @@ class StaticDecoder:
         self.seen.copy_(self.seen.gather(1, self.parents[..., None].expand(-1, -1, entries)))
         new = self.before + self.step * width + self.itself[0]
         self.seen.scatter_(2, new[None, :, None].expand(self.size.rows, -1, -1), True)
-        decoder, places = self.model.decoder, (self.begun + self.step).expand(-1, width)
-        placed, of_source = Placed(places, self.places, Mask(values=self.seen[:, None])), Mask(values=self.real)
-        x = decoder.add_positions(self.model.embedding(self.tokens), places)
+        decoder, ids = self.model.decoder, (self.begun + self.step).expand(-1, width)
+        token_positions, of_source = (
+            TokenPositions(ids, self.position_ids, Mask(values=self.seen[:, None])),
+            Mask(values=self.real),
+        )
+        x = decoder.add_positions(self.model.embedding(self.tokens), ids)
         if self.by_kernel:
-            rotation = make_rotation(decoder.positions, placed, self.dtype)
-            view = FastView(placed.mask, rotation, new, memory_mask=of_source, step=True)
+            rotation = make_rotation(decoder.positions, token_positions, self.dtype)
+            context = FastContext(token_positions.mask, rotation, new, memory_mask=of_source, step=True)
         else:
-            plain = make_view(decoder.positions, placed, self.dtype, past=new, memory_mask=of_source)
-            view = FastView(plain.mask, plain.rotation, plain.past, memory_mask=plain.memory_mask)
-        logits = self.model.scores(decoder.run(x, view, self.layers).states)
+            plain = make_context(decoder.positions, token_positions, self.dtype, past=new, memory_mask=of_source)
+            context = FastContext(plain.mask, plain.rotation, plain.past, memory_mask=plain.memory_mask)
+        logits = self.model.scores(decoder.run(x, context, self.layers).states)
         self.step += 1
         return logits
 
@@ -211,19 +214,19 @@ class StaticDecoders:
         """Run one step of the decoder."""
         self._run(decoder.device, _stepping(decoder))
 
-    def _run(self, device: torch.device, piece: Piece) -> None:
+    def _run(self, device: torch.device, piece: WorkItem) -> None:
         if self.recorder is None or self.recorder.device != device:
             pool = GraphPool(device) if device.type == "cuda" else None
             self.recorder = GraphRecorder(device, "decoding runs", lambda text: warnings.warn(text, stacklevel=2), pool)
         self.recorder.run([piece])
 
 
-def _reading(decoder: StaticDecoder) -> Piece:
-    return Piece((decoder, "read_source"), decoder.read_source)
+def _reading(decoder: StaticDecoder) -> WorkItem:
+    return WorkItem((decoder, "read_source"), decoder.read_source)
 
 
-def _stepping(decoder: StaticDecoder) -> Piece:
-    return Piece((decoder, "take_step"), decoder.take_step)
+def _stepping(decoder: StaticDecoder) -> WorkItem:
+    return WorkItem((decoder, "take_step"), decoder.take_step)
 
 
 def _key(kind: type[StaticDecoder], model: EncoderDecoder | Decoder, size: Size) -> Hashable:

@@ -84,6 +84,6 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
 
 def _as_class(kind: type[nn.Module], module: nn.Module) -> nn.Module:
     form = kind.__new__(kind)
-    # Both share one __dict__, so that an attribute set on either, such as `states_dtype` by `lower`, is set on both.
+    # Both share one __dict__, so that an attribute set on either, such as `states_dtype` by `cast_weights`, is set on both.
     form.__dict__ = module.__dict__
     return form

@@ -12,22 +12,22 @@ from kilolayer.speed.operators.grouped import grouped_product, multiply_groups, 
 from kilolayer.speed.operators.grouped_norm import can_fuse_grouped_norm, grouped_relu_norm
 from kilolayer.speed.operators.relu_network import relu_network
 from kilolayer.speed.operators.relu_product import can_fuse_relu_product, normed_relu_product, rectified_product
-from kilolayer.speed.product import KERNEL_NORMS, chance_of, has_inner_norm_kernel, normalise, project
+from kilolayer.speed.product import KERNEL_NORMS, dropout_of, has_inner_norm_kernel, normalize, project
 
 
 def feedforward(f: FeedForward, x: Tensor, seed: Tensor | None, *, biased: bool) -> Tensor:
     """W_2 N(drop(phi(W_1 x))): [batch, length, dim] to the same shape; `biased=False` omits the bias of W_2."""
-    weight, bias, norm, chance = f.input.weight, f.input.bias, f.inner_norm, chance_of(f.dropout)
+    weight, bias, norm, dropout = f.input.weight, f.input.bias, f.inner_norm, dropout_of(f.dropout)
     x = f.input_shift(x).to(weight.dtype)
     if bias is None or not _rectifies_in_product(f, x):
-        hidden = normalise(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
+        hidden = normalize(norm, f.dropout(f.activation(f.activation_shift(project(f.input, x)))))
     elif isinstance(norm, nn.Identity) and isinstance(f.output_shift, nn.Identity) and torch.is_grad_enabled():
         # With only ReLU and dropout between the products, one operator computes the backward of both.
-        return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, chance)
+        return relu_network(x, weight, bias, f.output.weight, f.output.bias if biased else None, seed, dropout)
     elif has_inner_norm_kernel(norm, x.device, x.dtype):
-        hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
+        hidden = normed_relu_product(x, weight, bias, norm.weight, norm.bias, norm.eps, seed, dropout)[0]
     else:
-        hidden = normalise(norm, rectified_product(x, weight, bias, seed, chance))
+        hidden = normalize(norm, rectified_product(x, weight, bias, seed, dropout))
     return project(f.output, f.output_shift(hidden), biased=biased)
 
 
@@ -44,8 +44,8 @@ def run_experts(f: Experts, rows: Tensor, groups: Groups, seed: Tensor | None) -
     if _fuses_expert_norm(f, rows.device):
         assert isinstance(norm, ExpertNorm)
         product = grouped_product(rows.to(weight.dtype), weight, groups.ends, True)
-        chance = chance_of(f.dropout)
-        hidden = grouped_relu_norm(product, *groups, f.input.bias, norm.weight, norm.bias, norm.eps, seed, chance)[0]
+        dropout = dropout_of(f.dropout)
+        hidden = grouped_relu_norm(product, *groups, f.input.bias, norm.weight, norm.bias, norm.eps, seed, dropout)[0]
     else:
         hidden = f.dropout(f.activation(f.activation_shift(_project_groups(f.input, rows, groups))))
         if isinstance(norm, ExpertNorm):

@@ -22,10 +22,10 @@ from kilolayer.layers.stream import Pair
 from kilolayer.layers.sublayer import DropPath, Sublayer, add_scaled
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.speed.fast_attention import cross_attention, self_attention
+from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.fast_feedforward import feedforward, run_experts
-from kilolayer.speed.fast_view import FastView
 from kilolayer.speed.operators.fused_norm import can_fuse_residual_norm, residual_norm
-from kilolayer.speed.product import chance_of, is_kernel_norm, normalise, project
+from kilolayer.speed.product import dropout_of, is_kernel_norm, normalize, project
 from kilolayer.speed.state import State
 
 DRAWS = 2
@@ -33,7 +33,7 @@ DRAWS = 2
 
 
 def run_layer(
-    block: Block, x: State, view: FastView, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
+    block: Block, x: State, context: FastContext, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
     """Run `block` on the state x; return the new state, and the routing of a layer with experts.
 
@@ -44,7 +44,7 @@ def run_layer(
     norms = [opening_norm(sublayer) for sublayer in sublayers[1:]] + [following]
     for index, sublayer in enumerate(sublayers):
         own = None if seeds is None else seeds[index]
-        x, routing = run_sublayer(sublayer, x, view, cache, norms[index], own)
+        x, routing = run_sublayer(sublayer, x, context, cache, norms[index], own)
     return x, routing
 
 
@@ -69,7 +69,7 @@ def opening_norm(sublayer: Sublayer) -> nn.Module | None:
 def run_sublayer(
     sublayer: Sublayer,
     x: State,
-    view: FastView,
+    context: FastContext,
     cache: KeyCache | None,
     following: nn.Module | None,
     seeds: Tensor | None,
@@ -81,14 +81,14 @@ def run_sublayer(
     if isinstance(f, SparseFeedForward):
         fused = _is_fused(sublayer, x.precise, f.experts.dtype, norm)
         read = sublayer.in_scale(sublayer.pre_norm(x.precise))
-        y, routing = f.dispatch(read, view.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
+        y, routing = f.dispatch(read, context.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
     else:
         assert isinstance(f, SelfAttention | CrossAttention | FeedForward)
         fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
         biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
         shift = None if biased else f.output.bias
-        y = _run_function(f, _read(sublayer, x), view, cache, inside, biased=biased)
-    y = normalise(sublayer.post_norm, y)
+        y = _run_function(f, _read(sublayer, x), context, cache, inside, biased=biased)
+    y = normalize(sublayer.post_norm, y)
     if not fused:
         branch = sublayer.branch(sublayer.drop_path(sublayer.dropout(y)))
         return _add(sublayer, x, branch), routing
@@ -100,10 +100,10 @@ def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
     """N_out(skip * x + branch), one operation at a time."""
     total = sublayer.skip(x.precise) + branch
     if x.second is None:
-        return State.of(normalise(sublayer.out_norm, total))
+        return State.of(normalize(sublayer.out_norm, total))
     total = add_scaled(total, sublayer.plan.second_in, x.second)
     second = add_scaled(x.second, sublayer.plan.second_out, branch)
-    return State.of(Pair(normalise(sublayer.out_norm, total), second))
+    return State.of(Pair(normalize(sublayer.out_norm, total), second))
 
 
 def _read(sublayer: Sublayer, x: State) -> Tensor:
@@ -117,16 +117,16 @@ def _read(sublayer: Sublayer, x: State) -> Tensor:
 def _run_function(
     f: SelfAttention | CrossAttention | FeedForward,
     x: Tensor,
-    view: FastView,
+    context: FastContext,
     cache: KeyCache | None,
     seed: Tensor | None,
     *,
     biased: bool,
 ) -> Tensor:
     if isinstance(f, SelfAttention):
-        return project(f.output, self_attention(f, x, view, cache, seed), biased=biased)
+        return project(f.output, self_attention(f, x, context, cache, seed), biased=biased)
     if isinstance(f, CrossAttention):
-        return project(f.output, cross_attention(f, x, view, cache, seed), biased=biased)
+        return project(f.output, cross_attention(f, x, context, cache, seed), biased=biased)
     return feedforward(f, x, seed, biased=biased)
 
 
@@ -148,10 +148,10 @@ def _join(
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     assert not isinstance(branch, Tensor)
     number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
-    path, chance = sublayer.drop_path, chance_of(sublayer.dropout)
+    path, dropout = sublayer.drop_path, dropout_of(sublayer.dropout)
     samples = path.factors(x.shape[0]) if isinstance(path, DropPath) and path.training else None
     precise, rounded, _ = residual_norm(
-        x, y, shift, vector, number, branch, norm.weight, norm.bias, norm.eps, keeps_sum, seed, chance, samples
+        x, y, shift, vector, number, branch, norm.weight, norm.bias, norm.eps, keeps_sum, seed, dropout, samples
     )
     return State.of(precise, rounded) if keeps_sum else State(precise, rounded)
 
@@ -162,7 +162,7 @@ def _norm_of_sum(sublayer: Sublayer, following: nn.Module | None) -> nn.Module |
 
 
 def _is_fused(sublayer: Sublayer, x: Tensor, dtype: torch.dtype, norm: nn.Module | None) -> bool:
-    """Whether one kernel adds what f computes in `dtype` to x and normalises it."""
+    """Whether one kernel adds what f computes in `dtype` to x and normalizes it."""
     return (
         is_kernel_norm(norm)
         and can_fuse_residual_norm(x.device, norm.weight.dtype, dtype, norm.weight.shape[0])
@@ -206,4 +206,4 @@ def needs_dropout_seeds(block: Block) -> bool:
     """Whether this layer currently needs seeds for dropout."""
     attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])
     modules = [module for module in block.modules() if isinstance(module, nn.Dropout)]
-    return bool(attends) or any(chance_of(module) for module in modules)
+    return bool(attends) or any(dropout_of(module) for module in modules)

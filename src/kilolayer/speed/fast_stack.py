@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from kilolayer.layers.block import Block
 from kilolayer.layers.cache import Cache, KeyCache
+from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
-from kilolayer.layers.view import Sequences, View
 from kilolayer.speed.compiler import LayerKind, Recompute, RunLayer, compile_layer, compiler_settings, kind_of, recomputed
+from kilolayer.speed.fast_context import FastContext, fast_context
 from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
-from kilolayer.speed.fast_view import FastView, fast_view
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.operators.short_attention import can_run_short_attention
@@ -53,11 +53,11 @@ class FastStack(Stack):
         kinds = {kind_of(block) for block in self.layers() if _has_fixed_shapes(block)}
         self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
 
-    def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastView]:
-        x, view = super().prepare_inputs(inputs, memory, cache)
+    def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastContext]:
+        x, context = super().prepare_inputs(inputs, memory, cache)
         short = cache is None and self._is_short(inputs, memory)
-        fast = fast_view(
-            view,
+        fast = fast_context(
+            context,
             self.product_dtype,
             inputs,
             memory,
@@ -68,10 +68,10 @@ class FastStack(Stack):
         return x, fast
 
     def run(
-        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+        self, x: Tensor, context: AttentionContext, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
-        if not isinstance(view, FastView):  # with a mask of the caller's own, which the operators do not support
-            return super().run(x, view, caches, hidden_states=hidden_states)
+        if not isinstance(context, FastContext):  # with a mask of the caller's own, which the operators do not support
+            return super().run(x, context, caches, hidden_states=hidden_states)
         kept, routing, history = [x], [], self.stream.begin(x)
         reasons = self._why_plain()
         following, seeds = self._norms_that_follow(reasons), self._draw_seeds(reasons, x.device)
@@ -84,7 +84,7 @@ class FastStack(Stack):
                     state = State.of(self.stream.read(history, index))
                 run = self._form_of(block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
-                read = self.view_of_layer(view, index)
+                read = self.view_of_layer(context, index)
                 state, found = run(block, state, read, caches[index] if caches else None, following[index], own)
                 # A layer that keeps only its input is given one tensor instead of two.
                 state = State.of(state.unwrapped) if self.recompute == "layer" else state
@@ -154,10 +154,10 @@ class FastStack(Stack):
 
 
 def _run_plain(
-    block: Block, x: State, view: View, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
+    block: Block, x: State, context: AttentionContext, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
     """As `run_layer`, but with the plain module."""
-    states, routing = block(x.unwrapped, view, cache)
+    states, routing = block(x.unwrapped, context, cache)
     return State.of(states), routing
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from kilolayer.layers.modules import tensors_of
-from kilolayer.runtime.recorder import AroundCapture, Piece, Recorder, Restart
+from kilolayer.runtime.recorder import AroundCapture, Recorder, Restart, WorkItem
 from kilolayer.speed.graph import GraphPool, Recording
 
 
@@ -41,7 +41,7 @@ class GraphRecorder(Recorder):
 
     def run(
         self,
-        pieces: Sequence[Piece],
+        items: Sequence[WorkItem],
         *,
         gradients: bool = False,
         restart: Restart | None = None,
@@ -53,20 +53,20 @@ class GraphRecorder(Recorder):
             self.before_run()
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             if self.pool is None:
-                return self.call(pieces)
-            named = [piece for piece in pieces if piece.name is not None]
-            if self.warm.issuperset(piece.key for piece in named):
+                return self.call(items)
+            named = [item for item in items if item.name is not None]
+            if self.warm.issuperset(item.key for item in named):
                 if self._record(self.pool, named, around_capture, restart):
-                    return self._replay(pieces)
+                    return self._replay(items)
                 if self.pool is None:
-                    return self.call(pieces)
-            return self._warm_up(self.pool, pieces, gradients, restart)
+                    return self.call(items)
+            return self._warm_up(self.pool, items, gradients, restart)
 
-    def drop(self, pieces: Iterable[Piece]) -> None:
+    def drop(self, items: Iterable[WorkItem]) -> None:
         """Drop the recordings of these pieces, because the memory that they read or write is about to be freed."""
-        for piece in pieces:
-            self.warm.discard(piece.key)
-            self.recordings.pop(piece.key, None)
+        for item in items:
+            self.warm.discard(item.key)
+            self.recordings.pop(item.key, None)
 
     def drop_all(self) -> None:
         """Drop all recordings."""
@@ -82,26 +82,28 @@ class GraphRecorder(Recorder):
             self.drop_all()
             self._followed = followed
 
-    def _warm_up(self, pool: GraphPool, pieces: Sequence[Piece], gradients: bool, restart: Restart | None) -> Any:
-        """Run the pieces without recording, so that kernels are compiled and chosen; if memory runs out, drop recordings."""
+    def _warm_up(self, pool: GraphPool, items: Sequence[WorkItem], gradients: bool, restart: Restart | None) -> Any:
+        """Run the items without recording, so that kernels are compiled and chosen; if memory runs out, drop recordings."""
         with pool.on_stream() if gradients else nullcontext():
             while True:
                 try:
-                    found = self.call(pieces)
-                    self.warm.update(piece.key for piece in pieces if piece.name is not None)
-                    return found
+                    result = self.call(items)
+                    self.warm.update(item.key for item in items if item.name is not None)
+                    return result
                 except torch.OutOfMemoryError:
                     if not pool.is_used or restart is None or not restart():
                         raise
                 pool.clear()  # not in the exception handler, which still holds the memory of the failed run
 
-    def _record(self, pool: GraphPool, pieces: Sequence[Piece], around_capture: AroundCapture, restart: Restart | None) -> bool:
-        """Record the pieces that have no recording; return False on failure: for lack of memory, or permanently otherwise."""
+    def _record(
+        self, pool: GraphPool, items: Sequence[WorkItem], around_capture: AroundCapture, restart: Restart | None
+    ) -> bool:
+        """Record the items that have no recording; return False on failure: for lack of memory, or permanently otherwise."""
         try:
-            for piece in pieces:
-                if piece.key not in self.recordings:
+            for item in items:
+                if item.key not in self.recordings:
                     with around_capture():
-                        self.recordings[piece.key] = pool.record(piece.function, piece.inputs)
+                        self.recordings[item.key] = pool.record(item.function, item.inputs)
         except torch.OutOfMemoryError:
             if not pool.is_used or restart is None or not restart():
                 raise
@@ -117,12 +119,12 @@ class GraphRecorder(Recorder):
             return False
         return True
 
-    def _replay(self, pieces: Sequence[Piece]) -> Any:
-        found = None
-        for piece in pieces:
-            self.replaying = piece
-            found = piece.function(*piece.inputs) if piece.name is None else self.recordings[piece.key].replay(piece.inputs)
-        return found
+    def _replay(self, items: Sequence[WorkItem]) -> Any:
+        result = None
+        for item in items:
+            self.replaying = item
+            result = item.function(*item.inputs) if item.name is None else self.recordings[item.key].replay(item.inputs)
+        return result
 
 
 def memory_key(model: nn.Module) -> Hashable:

@@ -34,13 +34,13 @@ def has_inner_norm_kernel(norm: nn.Module, device: torch.device, dtype: torch.dt
     return is_kernel_norm(norm) and can_fuse_inner_norm(device, norm.weight.dtype, dtype, norm.weight.shape[0])
 
 
-def normalise(norm: nn.Module, x: Tensor) -> Tensor:
+def normalize(norm: nn.Module, x: Tensor) -> Tensor:
     """N(x), in the dtype of x."""
     if has_inner_norm_kernel(norm, x.device, x.dtype):
         return inner_norm(x, norm.weight, norm.bias, norm.eps)[0]
     return norm(x)
 
 
-def chance_of(dropout: nn.Module) -> float:
+def dropout_of(dropout: nn.Module) -> float:
     """The probability with which an element is currently dropped; 0 in evaluation mode."""
     return dropout.p if isinstance(dropout, nn.Dropout) and dropout.training else 0.0

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map
 from kilolayer.errors import InputError, OptionError
 from kilolayer.layers.modules import tensors_of
 from kilolayer.moe.shard import expert_group
-from kilolayer.runtime.recorder import Piece
+from kilolayer.runtime.recorder import WorkItem
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
 
@@ -81,9 +81,9 @@ class RecordedStep:
             raise InputError("a recorded step takes only tensors", fix="turn numbers that change between steps into tensors")
         self._follow()
         self._updated = False
-        piece = Piece((self.model.training, *(each.dtype for each in inputs)), self.step, inputs)
-        is_warm = piece.key in self.recorder.warm
-        found = self.recorder.run([piece], gradients=True, restart=self._restart, around_capture=self._around_capture)
+        item = WorkItem((self.model.training, *(each.dtype for each in inputs)), self.step, inputs)
+        is_warm = item.key in self.recorder.warm
+        found = self.recorder.run([item], gradients=True, restart=self._restart, around_capture=self._around_capture)
         if not (is_warm or self._updated):
             raise InputError("the step makes no update", fix="call optimizer.step() and optimizer.zero_grad() inside it")
         return tree_map(lambda each: each.detach().clone() if isinstance(each, Tensor) else each, found)

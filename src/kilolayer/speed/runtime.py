@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError, unknown
 from kilolayer.layers.block import Block
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.model import Model
@@ -29,7 +29,7 @@ from kilolayer.speed.operators.top import top
 from kilolayer.speed.static_beam import StaticBeam
 from kilolayer.speed.static_reader import StaticReader
 from kilolayer.speed.steps import training_form
-from kilolayer.speed.written import write_out
+from kilolayer.speed.written import unroll_for_cpu
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 AnyModel = TypeVar("AnyModel", bound=Model)
@@ -47,7 +47,7 @@ class FastRuntime(Runtime):
         return self.bind(form), recorder
 
     def decoding_form(self, model: Generator, *, int8: bool = False) -> Generator:
-        return write_out(model, int8=int8)
+        return unroll_for_cpu(model, int8=int8)
 
     def reader(self, model: EncoderDecoder | Decoder, source: Tensor, *, width: int, max_length: int) -> Reads:
         if is_recorded(model):

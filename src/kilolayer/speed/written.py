@@ -21,6 +21,7 @@ from kilolayer.errors import OptionError
 from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.cache import KeyCache
+from kilolayer.layers.context import AttentionContext
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.mask import Mask
@@ -29,7 +30,6 @@ from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedSc
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import LayerState, Pair, state_of
 from kilolayer.layers.sublayer import Sublayer, add_scaled
-from kilolayer.layers.view import View
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.speed.inspection import is_known_part
@@ -52,11 +52,11 @@ LEAST_INT8 = 2**18  # elements; for smaller matrices, products of few rows are a
 
 RowFunction = Callable[[Tensor], Tensor]
 Addition = Callable[[Tensor, Tensor], Tensor]
-WrittenFunction = Callable[[Tensor, int, View, KeyCache | None], Tensor]
+WrittenFunction = Callable[[Tensor, int, AttentionContext, KeyCache | None], Tensor]
 
 
 @torch.no_grad()
-def write_out(model: AnyModel, *, int8: bool = False) -> AnyModel:
+def unroll_for_cpu(model: AnyModel, *, int8: bool = False) -> AnyModel:
     """A faster form of `model` for decoding on the CPU: the same function of its current weights, without dropout.
 
     Returns the model itself if it is not on the CPU, contains unknown modules, or is already written out.
@@ -149,16 +149,16 @@ class WrittenStack(Stack):
         return written
 
     def run(
-        self, x: Tensor, view: View, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
+        self, x: Tensor, context: AttentionContext, caches: Sequence[KeyCache] | None = None, *, hidden_states: bool = False
     ) -> StackOutput:
         if hidden_states or self.training:
-            return super().run(x, view, caches, hidden_states=hidden_states)
+            return super().run(x, context, caches, hidden_states=hidden_states)
         batch, rows = len(x), x.flatten(0, 1)
         history = self.stream.begin(rows)
         for index, sublayers in enumerate(self.written):
             state = self.stream.read(history, index)
             for sublayer in sublayers:
-                state = sublayer(state, batch, view, caches[index] if caches else None)
+                state = sublayer(state, batch, context, caches[index] if caches else None)
             history = self.stream.write(history, state)
         return StackOutput(self.top(self.stream.end(history)).view(x.shape))
 
@@ -175,8 +175,8 @@ class WrittenSublayer:
         self.add = _addition(_scale(sublayer.skip))
         self.plan = sublayer.plan
 
-    def __call__(self, x: LayerState, batch: int, view: View, cache: KeyCache | None) -> LayerState:
-        branch = self.post_norm(self.f(self.pre_norm(state_of(x)), batch, view, cache))
+    def __call__(self, x: LayerState, batch: int, context: AttentionContext, cache: KeyCache | None) -> LayerState:
+        branch = self.post_norm(self.f(self.pre_norm(state_of(x)), batch, context, cache))
         if not isinstance(x, Pair):
             return self.out_norm(self.add(branch, x))
         second = add_scaled(x.second, self.plan.second_out, branch)
@@ -220,15 +220,15 @@ class WrittenSelfAttention(WrittenAttention):
         super().__init__(attention, branch)
         self.query_key_value = _product(attention.query_key_value, columns=in_scale, before=attention.input_shift)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, context: AttentionContext, cache: KeyCache | None) -> Tensor:
         parts = self.split_heads(self.query_key_value(x), batch)
         query, key, value = parts.split((self.heads, self.key_heads, self.key_heads), dim=1)
         query, key = self.query_norm(query), self.key_norm(key)
-        if view.rotation is not None:
-            query, key = view.rotation.rotate_query(query), view.rotation.rotate_key(key)
+        if context.rotation is not None:
+            query, key = context.rotation.rotate_query(query), context.rotation.rotate_key(key)
         if cache is not None:
-            key, value = cache.append(key, value, view.past)
-        return self.attend(query, key, value, view.mask)
+            key, value = cache.append(key, value, context.past)
+        return self.attend(query, key, value, context.mask)
 
 
 class WrittenCrossAttention(WrittenAttention):
@@ -239,12 +239,12 @@ class WrittenCrossAttention(WrittenAttention):
         self.query = _product(attention.query, columns=in_scale, before=attention.input_shift)
         self.key_value = _product(attention.key_value)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
-        assert view.memory is not None
-        assert view.memory_mask is not None
+    def __call__(self, x: Tensor, batch: int, context: AttentionContext, cache: KeyCache | None) -> Tensor:
+        assert context.memory is not None
+        assert context.memory_mask is not None
         query = self.query_norm(self.split_heads(self.query(x), batch))
-        key, value = self.project_memory(view.memory, cache)
-        return self.attend(query, key, value, view.memory_mask)
+        key, value = self.project_memory(context.memory, cache)
+        return self.attend(query, key, value, context.memory_mask)
 
     def project_memory(self, memory: Tensor, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
         """Keys and values of the source, contiguous for each head; cached at the first step."""
@@ -270,7 +270,7 @@ class WrittenFeedForward:
         self.inner_norm = _norm(feedforward.inner_norm)
         self.output = _product(feedforward.output, rows=branch, before=feedforward.output_shift)
 
-    def __call__(self, x: Tensor, batch: int, view: View, cache: KeyCache | None) -> Tensor:
+    def __call__(self, x: Tensor, batch: int, context: AttentionContext, cache: KeyCache | None) -> Tensor:
         return self.output(self.inner_norm(self.activation(self.input(x))))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from kilolayer.config import Table, check, merge, option_places, table_of
+from kilolayer.config import Table, check, merge, option_paths, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.tasks import registry
@@ -57,10 +57,10 @@ class RunConfig:
     @classmethod
     def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
         """The table, with the task's defaults for what it does not set; an option of another task is refused."""
-        own = set(option_places(cls))
-        for place in _places(table):
-            if not own & {place, *_above(place)}:
-                _refuse_foreign(place, table.get("task", registry.DEFAULT))
+        own = set(option_paths(cls))
+        for path in _paths(table):
+            if not own & {path, *_above(path)}:
+                _refuse_foreign(path, table.get("task", registry.DEFAULT))
         shape: Table = {} if cls.shape is None else {"model": {"shape": cls.shape}}
         return merge(merge(shape, cls.defaults(table)), table)
 
@@ -118,27 +118,27 @@ class RunConfig:
         """Raise if something is configured that does not work when several processes share the experts."""
 
 
-def _places(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
+def _paths(table: Mapping[str, Any], above: str = "") -> Iterator[str]:
     """The dotted name of each value in a table: `model.recipe.name`."""
     for name, value in table.items():
         if isinstance(value, Mapping):
-            yield from _places(value, f"{above}{name}.")
+            yield from _paths(value, f"{above}{name}.")
         else:
             yield f"{above}{name}"
 
 
-def _above(place: str) -> Iterator[str]:
+def _above(path: str) -> Iterator[str]:
     """The tables above a dotted name: `model` and `model.recipe` for `model.recipe.name`."""
-    parts = place.split(".")
+    parts = path.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
-def _refuse_foreign(place: str, task: str) -> None:
+def _refuse_foreign(path: str, task: str) -> None:
     """Raise if the option belongs to another task."""
     for other in registry.all_of():
-        if place in option_places(other.load_config()):
+        if path in option_paths(other.load_config()):
             raise OptionError(
-                f"{place} has no effect on the task {shown(task)}",
-                where=place.rpartition(".")[0],
+                f"{path} has no effect on the task {shown(task)}",
+                where=path.rpartition(".")[0],
                 fix=f'remove it, or set task = "{other.name}"',
             )

@@ -49,7 +49,7 @@ class TextTask(Task[Config], Generic[Config]):
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
         """Read files, or folders with all files below them, in the form of `text.test`."""
         title = registry.get(config.task).title
-        if min(_place(cls, "score"), _place(cls, "test_scores")) < _place(cls, "scores_of"):
+        if min(_mro_index(cls, "score"), _mro_index(cls, "test_scores")) < _mro_index(cls, "scores_of"):
             # The subclass tests its models in its own way: the scores of its base class would be meaningless.
             raise InputError(
                 f"{title} is scored on its own test set only", where=hints.argument("test"), fix="give its task scores_of"
@@ -92,6 +92,6 @@ class TextTask(Task[Config], Generic[Config]):
         """Texts for the report, from a part that the model was not trained on, if there is one."""
 
 
-def _place(cls: type, name: str) -> int:
+def _mro_index(cls: type, name: str) -> int:
     """The position in the MRO of `cls` of the class that defines a method."""
-    return next(place for place, each in enumerate(cls.__mro__) if name in vars(each))
+    return next(index for index, each in enumerate(cls.__mro__) if name in vars(each))

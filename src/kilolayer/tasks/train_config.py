@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from kilolayer.config import bounded, build, check
-from kilolayer.errors import IdleOptionError, OptionError, UnknownOptionError, shown
+from kilolayer.errors import OptionError, UnknownOptionError, UnusedOptionError, shown
 from kilolayer.importing import CLASS_PATH
 from kilolayer.optimizers import registry as optimizers
 
@@ -144,24 +144,24 @@ class TrainConfig:
         self._check_length()
         self._check_schedule()
         if self.residual == "bf16" and self.precision != "bf16":
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f'residual = "bf16" has no effect on precision {self.precision!r}',
                 fix='set precision = "bf16"',
-                idle="residual",
+                unused="residual",
                 beside=("precision",),
             )
         if self.clip != "auto" and not self.clip_norm:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 f"clip = {self.clip!r} has no effect without clip_norm",
                 fix="set clip_norm, such as 1.0",
-                idle="clip",
+                unused="clip",
                 beside=("clip_norm",),
             )
         if self.patience and not self.save_best:
-            raise IdleOptionError(
+            raise UnusedOptionError(
                 "patience needs the best checkpoint, which is not saved",
                 fix="leave save_best on",
-                idle="patience",
+                unused="patience",
                 beside=("save_best",),
                 either=True,
             )
@@ -169,9 +169,9 @@ class TrainConfig:
             raise OptionError(
                 f"average is {self.average}, but only the newest {self.keep} checkpoints are kept", fix="raise keep"
             )
-        for place in self.trackers:
-            if not CLASS_PATH.fullmatch(place):
-                raise OptionError(f"a tracker is {shown(place)}", fix="name its module and class: my_module:MyTracker")
+        for path in self.trackers:
+            if not CLASS_PATH.fullmatch(path):
+                raise OptionError(f"a tracker is {shown(path)}", fix="name its module and class: my_module:MyTracker")
 
     def in_steps(self, epoch: float) -> Self:
         """The configuration with epochs and fractions converted to steps; epoch: the number of steps in one."""
@@ -243,7 +243,7 @@ class TrainConfig:
         for name in OF_RULES:
             if name not in values and getattr(self, name) != getattr(type(self), name):
                 what = f"{name} has no effect on the optimizer {rule.name!r}"
-                raise IdleOptionError(what, fix="remove it", idle=name, beside=("optimizer",))
+                raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
         own = {name: value for name, value in values.items() if name not in OF_RULES and value is not None}
         name, _ = optimizers.chosen(self.optimizer)
         object.__setattr__(self, "optimizer", {"name": name, **own} if own else name)
@@ -252,8 +252,8 @@ class TrainConfig:
         given = {"steps": self.steps != type(self).steps, "warmup_steps": bool(self.warmup_steps)}
         for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
             if getattr(self, name) is not None and given[other]:
-                raise IdleOptionError(
-                    f"{name} and {other} are both given", fix="remove one of them", idle=other, beside=(name,), either=True
+                raise UnusedOptionError(
+                    f"{name} and {other} are both given", fix="remove one of them", unused=other, beside=(name,), either=True
                 )
 
     def _check_schedule(self) -> None:
@@ -266,12 +266,12 @@ class TrainConfig:
                     fix=f"warmup_stable_decay needs 1 to {most} (steps - warmup_steps)",
                 )
         elif self.decay_steps:
-            raise self._idle_in_schedule("decay_steps")
+            raise self._unused_in_schedule("decay_steps")
         if self.schedule in ("inverse_sqrt", "constant") and self.min_lr:
-            raise self._idle_in_schedule("min_lr")
+            raise self._unused_in_schedule("min_lr")
         if self.min_lr > self.lr:
             raise OptionError(f"min_lr {self.min_lr} is above lr {self.lr}", fix="lower it")
 
-    def _idle_in_schedule(self, name: str) -> IdleOptionError:
+    def _unused_in_schedule(self, name: str) -> UnusedOptionError:
         what = f"{name} has no effect on the schedule {self.schedule!r}"
-        return IdleOptionError(what, fix="remove it", idle=name, beside=("schedule",))
+        return UnusedOptionError(what, fix="remove it", unused=name, beside=("schedule",))

@@ -16,8 +16,8 @@ from kilolayer.runs import checkpoint
 from kilolayer.runs.changes import announce_held_out, check_validation, saved_config, state_with
 from kilolayer.runs.checkpoint import Checkpoint
 from kilolayer.runs.last_saved import deleted
-from kilolayer.runs.metrics import Metrics, Unwritten, read_metrics
-from kilolayer.runs.progress import Progress, Silence
+from kilolayer.runs.metrics import Metrics, NullMetrics, read_metrics
+from kilolayer.runs.progress import NullProgress, Progress
 from kilolayer.runs.retention import Inspector
 from kilolayer.runs.run import Run
 from kilolayer.runs.saver import Saver
@@ -62,13 +62,13 @@ def train(
         trainer = Trainer(run, task, processes)
         trainer.begin(saved)
         lost = _lost_progress(run, saved) if resume else None
-        metrics = Unwritten()
+        metrics = NullMetrics()
         if processes.first:
             followed = guarded(trackers)
             for each in followed:
                 each.start(run.folder, run.config.table(), trainer.step)
             metrics = Metrics(run.folder, trainer.step, followed, trainer.validated)
-        kind = Progress if processes.first else Silence
+        kind = Progress if processes.first else NullProgress
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
         _log_start(trainer, progress)
         if processes.first:
@@ -100,8 +100,8 @@ def train(
 def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
     """Write, once per run, the reference that losses can be compared with: the loss of predicting token frequencies."""
     known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
-    if not known and (found := task.frequency_loss()) is not None:
-        metrics.write("reference", 0, frequency_loss=found)
+    if not known and (loss := task.frequency_loss()) is not None:
+        metrics.write("reference", 0, frequency_loss=loss)
 
 
 def _lost_progress(run: Run, saved: Checkpoint | None) -> str | None:
@@ -132,7 +132,7 @@ def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None
     if processes.first:
         checkpoint.recover(run.checkpoints)
         found = checkpoint.newest(run.checkpoints, inspector.find_fault)
-    step = processes.of_first(-1 if found is None else checkpoint.step_of(found))
+    step = processes.broadcast_number(-1 if found is None else checkpoint.step_of(found))
     return None if step < 0 else checkpoint.path_of(run.checkpoints, int(step))
 
 
@@ -295,13 +295,13 @@ def _validate_and_save(
 
 def _validate(trainer: Trainer, stepper: Stepper, metrics: Metrics, progress: Progress, recorder: Recorder, stop: Stop) -> bool:
     """Validate and log the result; return whether it is the best so far."""
-    found = _measure(trainer, stepper, recorder, stop)
+    measured = _measure(trainer, stepper, recorder, stop)
     trainer.validated = trainer.step
-    if found is None:
+    if measured is None:
         return False
-    metrics.write("valid", trainer.step, **found.metrics())
-    progress.say(f"step {trainer.step}: validation {found}")
-    return trainer.best.update(trainer.processes.of_first(found.quality), trainer.step)
+    metrics.write("valid", trainer.step, **measured.metrics())
+    progress.say(f"step {trainer.step}: validation {measured}")
+    return trainer.best.update(trainer.processes.broadcast_number(measured.quality), trainer.step)
 
 
 def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop) -> Validation | None:
@@ -325,14 +325,14 @@ def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop)
     recorder.before_run = raise_if_stopped if processes.size > 1 else None
     try:
         with nullcontext() if together else stop.raising_at_once():
-            found = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
+            measured = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
     except Stopped:
         if not agreed:
             processes.largest(stop.signal)
         raise
     if processes.size > 1 and (number := processes.largest(stop.signal)):
         raise Stopped(number)
-    return found
+    return measured
 
 
 def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
@@ -343,8 +343,8 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
     if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
         if trainer.processes.first:
-            place = {"scheduled": scheduled, "regular_before": trainer.regular}
+            progress = {"scheduled": scheduled, "regular_before": trainer.regular}
             given = state_with(trainer.run.config, trainer.task.held_out())
-            saver.save(replace(state, state=state.state | place | given), trainer.best.step)
+            saver.save(replace(state, state=state.state | progress | given), trainer.best.step)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular

@@ -1,4 +1,4 @@
-"""Places a model on the processes: each holds all dense weights and, if there are several, its share of the experts."""
+"""Distributes a model over the processes: each holds all dense weights and, if there are several, its share of the experts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Placement:
     def make_equal(self) -> None:
         """Copy the first process's weights to all processes, except for the experts, which differ."""
         experts = {name for name, _ in expert_parameters(self.model)}
-        self.processes.spread_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
+        self.processes.broadcast_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
 
     def _build(self) -> Model:
         if not self.shared:
@@ -74,4 +74,4 @@ class Placement:
         assert self.processes.group is not None
         model = build_model(self.config, device="meta", seed=self.seed)
         shard_experts(model, self.processes.group.processes, one_batch=False)
-        return model.materialise(self.device)
+        return model.materialize(self.device)

@@ -68,10 +68,10 @@ class RoutingMeter:
         counts = {"tokens": tokens.long().tolist(), "choices": choices.long().tolist()}
         means = dict(zip(NUMBERS, (numbers / batches.clamp(min=1)).mT.tolist(), strict=True))
         shares = load / choices[:, None].clamp(min=1)
-        found = {"layers": self.layers, **counts, **{name: means[name] for name in self.reported}, "load": shares.tolist()}
+        entry = {"layers": self.layers, **counts, **{name: means[name] for name in self.reported}, "load": shares.tolist()}
         for total in self.total:
             total.zero_()
-        return found
+        return entry
 
     def state(self) -> dict[str, Any]:
         """The sums so far, as JSON values."""

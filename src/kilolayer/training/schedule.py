@@ -50,7 +50,7 @@ def announce(before: RunConfig, now: RunConfig, step: int) -> str | None:
     if not changes:
         return None
     said = f"from step {step + 1:,} on, {'; '.join(map(str, changes))}"
-    if any(change.place in SCHEDULE for change in changes) and step < now.train.steps:
+    if any(change.path in SCHEDULE for change in changes) and step < now.train.steps:
         said += f"; {_rates(before.train, now.train, step + 1)}"
     return said
 

@@ -41,17 +41,17 @@ class StackWatch:
     def take_in(self, checks: Mapping[str, StackCheck]) -> list[str]:
         """Take in the checks of a step; returns what to log: each stack that is below a level, or hidden by eps, for the first
         time."""
-        found = []
+        lines = []
         for side, check in checks.items():
             fading = self.fading[side]
             if (level := fading.add(check)) is not None:
                 seen = f"the gradient of the {side}'s first layers is {as_fraction(check.reached)} of the largest layer's"
-                found.append(f"step {check.step}: {seen}. {level.text}")
+                lines.append(f"step {check.step}: {seen}. {level.text}")
             if not fading.hidden and check.is_hidden(self.config.lr):
                 fading.hidden = True
                 moved = f"a step moves the {side}'s first layers by {check.moved:.1e} of the learning rate"
-                found.append(f"step {check.step}: {moved}: train.eps hides their gradient, and a smaller one would not")
-        return found
+                lines.append(f"step {check.step}: {moved}: train.eps hides their gradient, and a smaller one would not")
+        return lines
 
     def dying(self, step: int) -> list[str]:
         """The stacks that will be dead at the end of the run, as far as any run has shown."""
@@ -80,10 +80,10 @@ class StackWatch:
             moves.scatter_reduce_(0, columns, changes / self.optimizer.size_of_all(group).sqrt(), "amax")
         gradients, moved, lr = squares.sqrt().tolist()[:layers], moves.tolist(), float(self.optimizer.lr)
         largest = max(gradients)
-        found, start = {}, 0
+        checks, start = {}, 0
         for side, depth in self.depths.items():
             first = slice(start, start + max(1, round(SHARE * depth)))
             reached = first_layers(gradients[start : start + depth]) / largest if largest else 0.0
-            found[side] = StackCheck(step, reached, max(moved[first]) / lr if lr else math.nan)
+            checks[side] = StackCheck(step, reached, max(moved[first]) / lr if lr else math.nan)
             start += depth
-        return found
+        return checks

@@ -15,7 +15,7 @@ from kilolayer.models.model import Model
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
-from kilolayer.runtime.recorder import Piece
+from kilolayer.runtime.recorder import WorkItem
 from kilolayer.runtime.runtime import PLAIN, Runtime
 from kilolayer.tasks.task import Batch, Loss
 from kilolayer.tasks.token_loss import token_loss
@@ -29,7 +29,7 @@ from kilolayer.training.routing_meter import RoutingMeter
 class StepResult:
     """The result of a step; loss and nll are means over the step's labels.
 
-    loss: what is minimised, with label smoothing and, in a sparse model, the router loss. gradient_norm: the norm that is
+    loss: what is minimized, with label smoothing and, in a sparse model, the router loss. gradient_norm: the norm that is
     clipped; dense_norm and expert_norm: the gradient norms of all other weights and of the experts. fault: what was not finite;
     if it is set, the state was not changed.
     """
@@ -92,25 +92,25 @@ class Stepper:
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
         self.measures, self.can_restart = norms is not None, True
-        self.recorder.run(self._pieces(batches), gradients=True, restart=self.restart, around_capture=self._around_capture)
+        self.recorder.run(self._work_items(batches), gradients=True, restart=self.restart, around_capture=self._around_capture)
         if norms is not None:
             self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale, self.processes)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
-    def _pieces(self, batches: Sequence[Batch]) -> list[Piece]:
+    def _work_items(self, batches: Sequence[Batch]) -> list[WorkItem]:
         """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update.
 
         An update that cannot be recorded is a piece of its own.
         """
         records = self.optimizer.records
         if len(batches) * self.processes.size == 1 and records:
-            return [Piece(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
+            return [WorkItem(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
         return [
-            *(Piece(("accumulate", self.measures), self.accumulate, batch.parts) for batch in batches),
-            Piece(None, self.sum_over_processes),
-            Piece(("update", self.measures) if records else None, self.update),
+            *(WorkItem(("accumulate", self.measures), self.accumulate, batch.parts) for batch in batches),
+            WorkItem(None, self.sum_over_processes),
+            WorkItem(("update", self.measures) if records else None, self.update),
         ]
 
     def accumulate_and_update(self, *parts: Tensor) -> None:
@@ -122,15 +122,15 @@ class Stepper:
         """Forward and backward of one batch; adds to the gradients and to the sums of both losses."""
         # Not where steps are recorded: the layers would be compiled a second time, for these alone.
         with self.meter.recording_logits(self.form) if self.measures and not self.recorder.records else nullcontext():
-            found = self.loss(self.form, parts, hidden_states=self.measures)
-        total, out = found.total, found.output
+            loss = self.loss(self.form, parts, hidden_states=self.measures)
+        total, out = loss.total, loss.output
         if self.measures:
             self.meter.record_residuals(out)
         if out.router_loss.requires_grad:  # that of a dense model is a constant 0
             # It is a mean over the batch and is weighted, like the batch, by its number of labels.
-            total = total + out.router_loss * found.count
+            total = total + out.router_loss * loss.count
         (total * (self.scale * self.share).to(total.dtype)).backward()
-        self.totals += torch.stack([total.detach(), found.nll.detach()])
+        self.totals += torch.stack([total.detach(), loss.nll.detach()])
         if self.routing is not None:
             assert out.routing is not None
             self.routing.record(out.routing)

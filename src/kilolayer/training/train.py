@@ -124,7 +124,7 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
 
     with ExitStack() as held:
         with Processes.of_environment() as processes:
-            again = bool(processes.of_first(not resume and processes.first and was_begun_by_this_launch(folder)))
+            again = bool(processes.broadcast_number(not resume and processes.first and was_begun_by_this_launch(folder)))
             with processes.first_process_first():
                 if processes.first:
                     opened = held.enter_context(old_run(folder) if again else begin(processes))

@@ -109,7 +109,7 @@ class Trainer:
         self.processes = processes or Processes()
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.device = self.processes.place(choose_device(config.device))
+        self.device = self.processes.own_device(choose_device(config.device))
         torch.manual_seed(config.seed)
         self.placement = Placement(run.config.model, self.processes, self.device, config.seed)
         self.model = self.placement.model.train()
@@ -141,7 +141,7 @@ class Trainer:
             self.placement.load(saved.model, self.run.folder)
         self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
-        precise = {} if dtype is None else self.model.lower(dtype, RESIDUALS[self.config.residual])
+        precise = {} if dtype is None else self.model.cast_weights(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
             name: precise[weight].cpu()
             for name, weight in self.model.named_parameters()
@@ -154,7 +154,7 @@ class Trainer:
             self.restore(saved)
 
     def start_weights(self) -> None:
-        """Initialise a new model: with the weights of `train.start_from`, or with scales calibrated on data."""
+        """Initialize a new model: with the weights of `train.start_from`, or with scales calibrated on data."""
         if self.config.start_from is None:
             self.calibrate()
             return
@@ -183,15 +183,15 @@ class Trainer:
 
     def random_state(self) -> dict[str, Tensor]:
         """The states of the random generators that training uses."""
-        found = {"random.cpu": torch.get_rng_state()}
+        states = {"random.cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            found["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        return found
+            states["random.cuda"] = torch.cuda.get_rng_state(self.device)
+        return states
 
-    def set_random_state(self, found: Mapping[str, Tensor]) -> None:
+    def set_random_state(self, states: Mapping[str, Tensor]) -> None:
         """Restore the generators to an earlier `random_state`."""
-        torch.set_rng_state(found["random.cpu"])
-        if (cuda := found.get("random.cuda")) is not None and self.device.type == "cuda":
+        torch.set_rng_state(states["random.cpu"])
+        if (cuda := states.get("random.cuda")) is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(cuda, self.device)
 
     def restore(self, saved: Checkpoint) -> None:
@@ -241,8 +241,8 @@ class Trainer:
         """This process's share of the batches of a step: of n processes, the r-th takes those at r, r + n, ..."""
         rank, size = self.processes.rank, self.processes.size
         taken: list[Batch] = []
-        for place in range(self.config.accumulate * size):
-            if place % size == rank:
+        for index in range(self.config.accumulate * size):
+            if index % size == rank:
                 taken.append(next(self.batches))
             else:
                 self.batches.skip()

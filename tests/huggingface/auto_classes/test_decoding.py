@@ -143,8 +143,8 @@ def test_states_of_all_layers_come_out_of_generation() -> None:
     assert len(out.encoder_hidden_states) == 3
     assert [len(step) for step in out.decoder_hidden_states] == [3, 3, 3]
     whole = model(SOURCE, attention_mask=SOURCE != 0, decoder_input_ids=out.sequences[:, :-1], output_hidden_states=True)
-    for place, step in enumerate(out.decoder_hidden_states):
-        torch.testing.assert_close(step[-1][:, 0], whole.decoder_hidden_states[-1][:, place], atol=1e-5, rtol=1e-5)
+    for index, step in enumerate(out.decoder_hidden_states):
+        torch.testing.assert_close(step[-1][:, 0], whole.decoder_hidden_states[-1][:, index], atol=1e-5, rtol=1e-5)
 
 
 def test_a_cache_of_fixed_size_is_refused() -> None:

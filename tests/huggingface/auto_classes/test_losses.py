@@ -16,9 +16,9 @@ LABELS = torch.tensor([[11, 12, 13, 3], [14, 3, -100, -100]])
 def by_hand(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The mean of -log p over the labels that count, one by one."""
     found = [
-        -logits[row, place].double().log_softmax(-1)[label]
+        -logits[row, index].double().log_softmax(-1)[label]
         for row, line in enumerate(labels.tolist())
-        for place, label in enumerate(line)
+        for index, label in enumerate(line)
         if label != -100
     ]
     return torch.stack(found).mean()

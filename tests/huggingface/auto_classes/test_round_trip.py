@@ -110,9 +110,9 @@ def test_the_file_has_every_weight_once(tmp_path: Path) -> None:
 def test_a_loaded_model_trains_with_the_drop_path_that_it_was_built_with(tmp_path: Path) -> None:
     model = bare_model("encoder", drop_path=0.4)
     loaded = round_trip(model, tmp_path)
-    chances = [float(block.feedforward.drop_path.chance) for block in loaded.model.encoder.blocks]
-    assert chances == [float(block.feedforward.drop_path.chance) for block in model.encoder.blocks]
-    assert max(chances) == pytest.approx(0.4)
+    probabilities = [float(block.feedforward.drop_path.p) for block in loaded.model.encoder.blocks]
+    assert probabilities == [float(block.feedforward.drop_path.p) for block in model.encoder.blocks]
+    assert max(probabilities) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)])

@@ -10,7 +10,7 @@ from adaptable_models import DIM, FFN, HEADS, LAYERS
 from torch import Tensor, nn
 
 import kilolayer as kl
-from kilolayer.layers.view import Sequences
+from kilolayer.layers.context import Sequences
 from kilolayer.models.adapt.additions import attribute
 from kilolayer.models.adapt.stacks import ForeignModel, ForeignStack
 from kilolayer.models.adapt.sublayers import Matrix

@@ -23,13 +23,13 @@ def test_they_are_those_of_the_whole_distribution(vocabulary: int, count: int, d
     logits = logits.to(device, dtype)
     exact = logits.double().log_softmax(dim=-1)
     exact[..., 0] = exact[..., 2] = -torch.inf
-    expected, places = exact.sort(dim=-1, descending=True)
+    expected, indices = exact.sort(dim=-1, descending=True)
     found, tokens = best_tokens(logits, count, barred=(0, 2))
     assert found.dtype == torch.float32
     # On the CPU it is torch's log_softmax, which on some processors sums a vocabulary with an error of 1e-4.
     torch.testing.assert_close(found.double(), expected[..., :count], rtol=0, atol=5e-5 if device == "cuda" else 2e-4)
     distinct = count - 2  # padding and start may have been among the peaks
-    assert torch.equal(tokens[..., :distinct], places[..., :distinct])
+    assert torch.equal(tokens[..., :distinct], indices[..., :distinct])
 
 
 @pytest.mark.parametrize("device", DEVICES)

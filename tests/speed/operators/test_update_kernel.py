@@ -48,8 +48,8 @@ def test_the_kernel_does_what_the_rules_do(
     for step in range(8):
         generator = torch.Generator("cuda").manual_seed(step)
         for batch in range(3 if sums else 1):
-            for place, (a, b) in enumerate(zip(model.parameters(), peer.parameters(), strict=True)):
-                absent = sums and place == batch
+            for offset, (a, b) in enumerate(zip(model.parameters(), peer.parameters(), strict=True)):
+                absent = sums and offset == batch
                 a.grad = None if absent else torch.randn(a.shape, generator=generator, device="cuda").to(a.dtype)
                 b.grad = None if absent else a.grad.clone()
             ours.collect()

@@ -11,8 +11,8 @@ from transformers import PreTrainedModel
 from kilolayer.errors import InputError, OptionError
 from kilolayer.huggingface.auto_classes.borrowed_cache import Kept, new_cache
 from kilolayer.huggingface.auto_classes.configuration import KilolayerConfig
-from kilolayer.layers.initialise import Filled, Noise
-from kilolayer.layers.view import Sequences
+from kilolayer.layers.context import Sequences
+from kilolayer.layers.initialize import KeyedGenerator, reset
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -74,8 +74,7 @@ class KilolayerPreTrainedModel(PreTrainedModel):
         """Initialize what no file provided: new heads, and buffers that are not saved. Loaded weights are left unchanged."""
         tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         loaded = [(tensor, tensor.clone()) for tensor in tensors if getattr(tensor, "_is_hf_initialized", False)]
-        if isinstance(module, Filled):
-            module.fill(Noise(self.model.seed, self._names[module]))
+        reset(module, KeyedGenerator(self.model.seed, self._names[module]))
         for tensor, value in loaded:
             tensor.copy_(value)
 

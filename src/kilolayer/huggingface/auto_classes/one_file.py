@@ -62,7 +62,7 @@ def one_file(roots: Sequence[Home], stand_ins: Mapping[str, str]) -> str:
     """The source of a module with `roots` and all that they use. It imports other packages.
 
     The modules of the roots are taken apart like those of this package, whatever their names are. The roots keep their names;
-    any other may be changed, if two modules have the same. stand_ins: modules that take the place of others.
+    any other may be changed, if two modules have the same. stand_ins: modules that stand in for others.
     """
     return _Collection(roots, stand_ins).text()
 

@@ -15,8 +15,8 @@ from kilolayer.errors import InputError
 from kilolayer.huggingface.auto_classes.base import IGNORED, KilolayerPreTrainedModel, output, read, token_loss
 from kilolayer.huggingface.auto_classes.borrowed_cache import Kept, borrow_cache
 from kilolayer.huggingface.auto_classes.padding import real_positions
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import StackOutput
-from kilolayer.layers.view import Sequences
 from kilolayer.models.config import Shape
 from kilolayer.models.encoder_decoder import EncoderDecoder
 

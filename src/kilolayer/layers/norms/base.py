@@ -7,7 +7,6 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.layers.initialise import Noise
 from kilolayer.layers.norms.registry import find_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.recipes.base import NormSpec
@@ -17,9 +16,9 @@ class Norm(nn.Module):
     """A norm over the last axis: [..., size] to the same shape and dtype. It is built as `cls(size, eps=...)`.
 
     A norm of your own defines `__init__`, which sets `eps` and makes the parameters, `reset_parameters`, which fills them, and
-    `forward`. If it is `weight * normalise(x) + bias`, `normalise` lets each expert of a layer have its own.
-    title: its name in messages. has_bias: whether it has a bias. is_homogeneous: whether it is `weight * normalise(x) + bias`
-    and normalise(c x) with eps is normalise(x) with eps / c^2, by which scales can be moved through it.
+    `forward`. If it is `weight * normalize(x) + bias`, `normalize` lets each expert of a layer have its own.
+    title: its name in messages. has_bias: whether it has a bias. is_homogeneous: whether it is `weight * normalize(x) + bias`
+    and normalize(c x) with eps is normalize(x) with eps / c^2, by which scales can be moved through it.
     """
 
     name: ClassVar[str]
@@ -32,12 +31,8 @@ class Norm(nn.Module):
         """Fill the parameters with their initial values."""
         raise NotImplementedError
 
-    def fill(self, noise: Noise) -> None:
-        """Fill the parameters when a model is initialized."""
-        self.reset_parameters()
-
     @staticmethod
-    def normalise(x: Tensor, eps: float) -> Tensor:
+    def normalize(x: Tensor, eps: float) -> Tensor:
         """The norm without weight and bias: [..., size] to the same shape."""
         raise NotImplementedError
 
@@ -49,12 +44,12 @@ class Norm(nn.Module):
 
 def norm_class(name: str) -> type[Norm]:
     """The class of a norm, by its name or as `my_module:MyNorm`."""
-    found = find_norm(name)
-    if not (isinstance(found, type) and issubclass(found, Norm)):  # pyright: ignore[reportUnnecessaryIsInstance]
+    norm = find_norm(name)
+    if not (isinstance(norm, type) and issubclass(norm, Norm)):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
             f"{name} is not a norm", where="norm", fix="name a class that extends kilolayer.layers.norms.base.Norm"
         )
-    return found
+    return norm
 
 
 def make_norm(spec: NormSpec | None, size: int, options: LayerOptions) -> nn.Module:

@@ -24,5 +24,5 @@ class LayerNorm(nn.LayerNorm, Norm):
         return super().forward(input.to(self.weight.dtype)).to(input.dtype)
 
     @staticmethod
-    def normalise(x: Tensor, eps: float) -> Tensor:
+    def normalize(x: Tensor, eps: float) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], eps=eps)

@@ -25,5 +25,5 @@ class RMSNorm(nn.RMSNorm, Norm):
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
     @staticmethod
-    def normalise(x: Tensor, eps: float) -> Tensor:
+    def normalize(x: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], eps=eps)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kilolayer import recipes
 from kilolayer.errors import InputError, shown
-from kilolayer.layers.initialise import Noise, draw_seed, initialise, new_tensors
+from kilolayer.layers.initialize import KeyedGenerator, draw_seed, initialize, new_tensors
 from kilolayer.models.adapt.additions import Additions, attribute
 from kilolayer.models.adapt.applied import is_adapted
 from kilolayer.models.adapt.fit import Obstacle, obstacle
@@ -157,7 +157,7 @@ def _attach_to_stack(stack: ForeignStack, recipe: Recipe, depths: Depths) -> Non
         with new_tensors(weight.device, weight.dtype):
             input_norm = norm_spec(recipe.input_norm(stack.side, depths)) if first is None else None
             additions = Additions(recipe, place, sublayer, stack.norm_first, input_norm)
-        initialise(additions, seed=0)  # everything added starts at constants: nothing is random
+        initialize(additions, seed=0)  # everything added starts at constants: nothing is random
         starts_layer = not any(isinstance(module, Additions) for module in layer.children())
         additions.train(layer.training)
         layer.add_module(attribute(sublayer.kind), additions)
@@ -196,11 +196,11 @@ def _start_sublayer(sublayer: ForeignSublayer, plan: Plan, names: dict[nn.Module
     together = sum(len(matrix.values) for matrix in attention) if plan.init.draw(Role.VALUE).joint else None
     for matrix in sublayer.matrices:
         fan_out = together if matrix in attention else None
-        noise = Noise(seed, names[matrix.owner])
-        noise.draw_(matrix.values, plan, matrix.role, matrix.key, matrix.start, fan_out)
+        generator = KeyedGenerator(seed, names[matrix.owner])
+        generator.draw_(matrix.values, plan, matrix.role, matrix.key, matrix.start, fan_out)
         bias = matrix.bias_values
         if bias is not None:
-            noise.bias_(bias, plan, matrix.role, matrix.values.shape[1], f"{matrix.key}.bias")
+            generator.bias_(bias, plan, matrix.role, matrix.values.shape[1], f"{matrix.key}.bias")
     for name, parameter in sublayer.norm.named_parameters():
         _start_norm(name, parameter)
 

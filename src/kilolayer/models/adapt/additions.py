@@ -52,7 +52,7 @@ class Additions(nn.Module):
     def attach(self, sublayer: ForeignSublayer, layer: nn.Module, before: nn.Module | None) -> None:
         """Register the necessary hooks. before: the norm of the previous sublayer in the same layer."""
         if _present(self.input_norm):
-            self._keep(layer.register_forward_pre_hook(self.normalise_input, with_kwargs=True))
+            self._keep(layer.register_forward_pre_hook(self.normalize_input, with_kwargs=True))
         if _present(self.skip):
             if before is None:
                 self._keep(layer.register_forward_pre_hook(self.scale_input, with_kwargs=True))
@@ -105,7 +105,7 @@ class Additions(nn.Module):
             heads = (heads.unflatten(-1, (self.heads, -1)) * self.head_scale.weight[:, 0]).flatten(-2)
         return self.inner_norm(heads)
 
-    def normalise_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def normalize_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _with_first(args, kwargs, self.input_norm)
 
     def scale_input(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -147,7 +147,7 @@ def attribute(kind: Kind) -> str:
 
 def _as_constant(scale: Scale) -> Scale:
     """A learned scale that is not trained, replaced by its value."""
-    return PerLayer(scale.start) if isinstance(scale, Learned) and not scale.trainable else scale
+    return PerLayer(scale.init) if isinstance(scale, Learned) and not scale.trainable else scale
 
 
 def _norm_like(spec: NormSpec | None, norm: nn.Module, size: int) -> nn.Module:

@@ -57,7 +57,7 @@ def obstacle(
 def fixed_number(scale: Scale) -> float | None:
     """The value of a constant scale; None if it is learned."""
     if isinstance(scale, Learned):
-        return None if scale.trainable else scale.start
+        return None if scale.trainable else scale.init
     return scale if isinstance(scale, float | int) else scale.value
 
 

@@ -1,4 +1,4 @@
-"""The supported layer classes, and how each is read. Transformers is never imported: its classes are recognised by name."""
+"""The supported layer classes, and how each is read. Transformers is never imported: its classes are recognized by name."""
 
 from __future__ import annotations
 

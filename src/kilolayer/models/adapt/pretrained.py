@@ -1,4 +1,4 @@
-"""Adapted models and Transformers' own files: `save_pretrained` writes the recipe too, and loaded weights are recognised."""
+"""Adapted models and Transformers' own files: `save_pretrained` writes the recipe too, and loaded weights are recognized."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class SavePretrained:
         self.model = model
 
     def __call__(self, save_directory: Any, *arguments: Any, **options: Any) -> Any:
-        # By default, Transformers gives some weights the names of earlier releases, under which `kl.load_model` finds no place.
+        # By default, Transformers gives some weights the names of earlier releases, which `kl.load_model` does not find.
         if options.setdefault("save_original_format", False):
             raise InputError(
-                "save_original_format=True renames weights, and kl.load_model could not find their places",
+                "save_original_format=True renames weights, and kl.load_model could not find their parameters",
                 where="save_pretrained of an adapted model",
                 fix="remove it",
             )

@@ -114,11 +114,11 @@ def _output_table(module: nn.Module) -> nn.Module | None:
 
 def _outside(root: nn.Module, outputs: set[nn.Module]) -> Iterator[tuple[nn.Parameter, Role | Part]]:
     """Every weight below `root` with its kind, if it is not in a layer."""
-    for place, module in root.named_modules():
+    for path, module in root.named_modules():
         for name, weight in module.named_parameters(recurse=False):
             if module in outputs:
                 yield weight, Part.VOCABULARY if name == "weight" else Part.TOP
-            elif any(word in f"{place.rpartition('.')[2]}.{name}" for word in POSITIONS):
+            elif any(word in f"{path.rpartition('.')[2]}.{name}" for word in POSITIONS):
                 yield weight, Part.POSITIONS
             elif isinstance(module, nn.Embedding):
                 yield weight, Part.EMBEDDING

@@ -19,8 +19,8 @@ from kilolayer.models.adapt import torch_classes, transformers_classes
 from kilolayer.models.adapt.adapt import attach, check_fit
 from kilolayer.models.adapt.pretrained import ENTRY, entry_of
 from kilolayer.models.adapt.stacks import find
+from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.fit import find_misfit
-from kilolayer.models.place import check_dtype, check_place
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 from kilolayer.models.saved import check_folder, tensors_of, write_model
 from kilolayer.torch_state import own_torch_state
@@ -66,7 +66,7 @@ def load_adapted(
 
     dtype: converts all weights; by default as saved.
     """
-    folder, place = as_path(folder, "the folder of the model"), check_place(device or "cpu")
+    folder, target = as_path(folder, "the folder of the model"), check_device(device or "cpu")
     if dtype is not None:
         check_dtype(dtype)
     table, tensors = _read_table(folder), read_tensors(folder, TENSORS)
@@ -85,7 +85,7 @@ def load_adapted(
     except KilolayerError as error:
         raise error.at(str(folder / CONFIG)) from None
     _assign(model, tensors, dtype)
-    return model.to(place).eval()
+    return model.to(target).eval()
 
 
 def _read_table(folder: Path) -> dict[str, Any]:

@@ -114,12 +114,12 @@ class Orthogonal(UpdateRule):
         out = torch.empty_like(inputs)
         starts = [sum(self.rows[:index]) for index in range(len(self.rows))]
         for size in dict.fromkeys(self.rows):
-            places = [start for start, rows in zip(starts, self.rows, strict=True) if rows == size]
-            stacked = torch.stack([inputs.narrow(-2, start, size) for start in places])
+            own_starts = [start for start, rows in zip(starts, self.rows, strict=True) if rows == size]
+            stacked = torch.stack([inputs.narrow(-2, start, size) for start in own_starts])
             matrices = stacked.flatten(0, -3)
             few = matrices.split(max(1, AT_ONCE // matrices[0].numel()))
-            found = torch.cat([orthogonalized(each, self.iterations) for each in few]).view(stacked.shape)
-            for start, each in zip(places, found, strict=True):
+            orthogonal = torch.cat([orthogonalized(each, self.iterations) for each in few]).view(stacked.shape)
+            for start, each in zip(own_starts, orthogonal, strict=True):
                 out.narrow(-2, start, size).copy_(each).mul_(self.factor_of(size, inputs.shape[-1]))
         return out
 

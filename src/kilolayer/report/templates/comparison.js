@@ -55,9 +55,9 @@
 
   // --- Reading off ---
 
-  function labelLines(place, point) {
+  function labelLines(index, point) {
     // Run, step, value, outcome.
-    const run = data.runs[place], curve = curves()[place], smooth = +controls.smooth.value ? " (smoothed)" : "";
+    const run = data.runs[index], curve = curves()[index], smooth = +controls.smooth.value ? " (smoothed)" : "";
     const value = `${data.metrics[controls.metric.value]}${smooth} ${show(curve.values[point])}`;
     return [run.name, `step ${show(curve.steps[point], 12)}: ${value}`, run.outcome];
   }
@@ -67,8 +67,8 @@
     read = marked;
     reading.replaceChildren();
     if (marked) rows[marked.run].classList.add("read");
-    if (marked && marked.place !== null) {
-      const [name, value, outcome] = labelLines(marked.run, marked.place);
+    if (marked && marked.index !== null) {
+      const [name, value, outcome] = labelLines(marked.run, marked.index);
       reading.append(swatch(look(marked.run)), " ", element("b", name), ` ${value}, ${outcome}`);
     }
   }
@@ -104,22 +104,22 @@
   function makeLegend() {
     const legend = find("legend"), coloured = +controls.colour.value;
     legend.replaceChildren();
-    data.axes.forEach((axis, place) => {
-      if (place === data.axes.length - 1 && data.axes.length > 1) return;   // each run has its switch in the table
+    data.axes.forEach((axis, index) => {
+      if (index === data.axes.length - 1 && data.axes.length > 1) return;   // each run has its switch in the table
       const group = element("div", undefined, "legend");
       group.setAttribute("role", "group");
       group.setAttribute("aria-label", axis.title);
       group.append(element("span", axis.title, "name"));
-      axis.values.forEach((value, index) => {
+      axis.values.forEach((value, valueIndex) => {
         const button = element("button");
         button.type = "button";
-        button.dataset.axis = place;
-        button.dataset.value = index;
-        button.setAttribute("aria-pressed", String(!offValues[place].has(index)));
-        if (place === coloured) button.append(swatch(lined() === null ? value : { colour: value.colour, dash: [] }));
-        else if (place === lined()) button.append(swatch({ colour: "#767676", dash: value.line }));
+        button.dataset.axis = index;
+        button.dataset.value = valueIndex;
+        button.setAttribute("aria-pressed", String(!offValues[index].has(valueIndex)));
+        if (index === coloured) button.append(swatch(lined() === null ? value : { colour: value.colour, dash: [] }));
+        else if (index === lined()) button.append(swatch({ colour: "#767676", dash: value.line }));
         button.append(element("span", value.label));
-        button.addEventListener("click", (event) => toggle(place, index, event.shiftKey));
+        button.addEventListener("click", (event) => toggle(index, valueIndex, event.shiftKey));
         group.append(button);
       });
       legend.append(group);
@@ -143,7 +143,7 @@
         else offRuns.add(run);
         changed();
       });
-      row.addEventListener("pointerenter", () => isOn(run) && plot.mark({ run, place: null }));
+      row.addEventListener("pointerenter", () => isOn(run) && plot.mark({ run, index: null }));
       row.addEventListener("pointerleave", () => plot.mark(null));
     });
   }

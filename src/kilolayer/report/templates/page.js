@@ -15,10 +15,10 @@
       return scaled;
     }
 
-    function labelLines(place, point) {
-      const curve = curves()[place];
+    function labelLines(index, point) {
+      const curve = curves()[index];
       const value = `${chart.x_label} ${show(curve.steps[point], 12)}: ${show(curve.values[point])}`;
-      return chart.curves.length > 1 ? [chart.curves[place].name, value] : [value];
+      return chart.curves.length > 1 ? [chart.curves[index].name, value] : [value];
     }
 
     host.tabIndex = 0;
@@ -26,12 +26,12 @@
     host.setAttribute("aria-label", chart.about);
     const plot = makePlot(host, {
       curves, labelLines,
-      isOn: (place) => !off.has(place),
-      look: (place) => chart.curves[place],
-      isFatal: (place) => chart.curves[place].fatal,
+      isOn: (index) => !off.has(index),
+      look: (index) => chart.curves[index],
+      isFatal: (index) => chart.curves[index].fatal,
       logX: () => false,
       logY: () => box.checked,
-      order: chart.curves.map((_, place) => place),
+      order: chart.curves.map((_, index) => index),
       xLabel: chart.x_label,
       ends: chart.ends,
       fromZero: chart.from_zero,
@@ -45,13 +45,13 @@
     function makeLegend() {
       legend.replaceChildren();
       if (chart.curves.length > 1) {
-        chart.curves.forEach((curve, place) => {
+        chart.curves.forEach((curve, index) => {
           const button = element("button");
           button.type = "button";
-          button.setAttribute("aria-pressed", String(!off.has(place)));
+          button.setAttribute("aria-pressed", String(!off.has(index)));
           button.append(swatch(curve), element("span", curve.name));
           button.addEventListener("click", () => {
-            if (!off.delete(place)) off.add(place);
+            if (!off.delete(index)) off.add(index);
             makeLegend();
             plot.changed(true);
           });

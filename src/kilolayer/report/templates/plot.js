@@ -49,7 +49,7 @@ function scaledCurve(xs, ys, logX, logY) {
 }
 
 function firstAt(xs, x) {
-  // The first place whose x is not below.
+  // The first index whose x is not below.
   let low = 0, high = xs.length;
   while (low < high) {
     const middle = (low + high) >> 1;
@@ -111,7 +111,7 @@ function ticks(low, high, count, isLog, least = 0) {
 
 // --- One chart ---
 
-// source: curves(), of each {x, y, steps, values}; isOn(curve), look(curve), isFatal(curve), labelLines(curve, place);
+// source: curves(), of each {x, y, steps, values}; isOn(curve), look(curve), isFatal(curve), labelLines(curve, index);
 // logX(), logY(); xLabel; order: of drawing; height(width); ends: of x, where they do not follow from the curves; fromZero;
 // needsFocus: whether the wheel turns the page until the chart is chosen; onMark(mark); onZoom(view, or null for all of it).
 function makePlot(chart, source) {
@@ -128,8 +128,8 @@ function makePlot(chart, source) {
     // Of all that is on; of the y of all points if `every`.
     const found = [];
     let x0 = Infinity, x1 = -Infinity;
-    source.curves().forEach((curve, place) => {
-      if (!isOn(place)) return;
+    source.curves().forEach((curve, index) => {
+      if (!isOn(index)) return;
       for (let i = 0; i < curve.x.length; i++) {
         if (Number.isNaN(curve.y[i])) continue;
         found.push(curve.y[i]);
@@ -262,8 +262,8 @@ function makePlot(chart, source) {
     });
   }
 
-  function isInView({ run, place }) {
-    const x = source.curves()[run].x[place];
+  function isInView({ run, index }) {
+    const x = source.curves()[run].x[index];
     return x >= view.x0 && x <= view.x1;
   }
 
@@ -274,11 +274,11 @@ function makePlot(chart, source) {
         drawCurve(pen, marked.run, 5, ink("paper"));
         drawCurve(pen, marked.run, 2.6, seen(source.look(marked.run).colour));
       });
-      if (marked.place !== null && isInView(marked)) {
+      if (marked.index !== null && isInView(marked)) {
         const curve = source.curves()[marked.run];
         pen.fillStyle = ink("ink");
-        dot(pen, curve.x[marked.place], curve.y[marked.place], 4.5);
-        label(pen, toPixelX(curve.x[marked.place]), toPixelY(curve.y[marked.place]), source.labelLines(marked.run, marked.place));
+        dot(pen, curve.x[marked.index], curve.y[marked.index], 4.5);
+        label(pen, toPixelX(curve.x[marked.index]), toPixelY(curve.y[marked.index]), source.labelLines(marked.run, marked.index));
       }
     }
     if (dragged && dragged.box) {
@@ -324,7 +324,7 @@ function makePlot(chart, source) {
       for (let i = from; i < to; i++) {
         if (Number.isNaN(curve.y[i]) || curve.x[i] < view.x0 || curve.x[i] > view.x1) continue;
         const away = (toPixelX(curve.x[i]) - px) ** 2 + (toPixelY(curve.y[i]) - py) ** 2;
-        if (away < least) { least = away; best = { run, place: i }; }
+        if (away < least) { least = away; best = { run, index: i }; }
       }
     });
     return best;
@@ -333,18 +333,18 @@ function makePlot(chart, source) {
   function follow(step) {
     // Along the run that is read, over gaps.
     const curve = source.curves()[marked.run];
-    let place = marked.place === null ? 0 : marked.place + step;
-    place = Math.min(Math.max(place, 0), curve.x.length - 1);
+    let index = marked.index === null ? 0 : marked.index + step;
+    index = Math.min(Math.max(index, 0), curve.x.length - 1);
     const way = Math.sign(step) || 1;
-    while (place >= 0 && place < curve.x.length && Number.isNaN(curve.y[place])) place += way;
-    if (place < 0 || place >= curve.x.length) return;
-    const shift = curve.x[place] < view.x0 ? curve.x[place] - view.x0 : curve.x[place] > view.x1 ? curve.x[place] - view.x1 : 0;
+    while (index >= 0 && index < curve.x.length && Number.isNaN(curve.y[index])) index += way;
+    if (index < 0 || index >= curve.x.length) return;
+    const shift = curve.x[index] < view.x0 ? curve.x[index] - view.x0 : curve.x[index] > view.x1 ? curve.x[index] - view.x1 : 0;
     if (shift) {
       view.x0 += shift;
       view.x1 += shift;
       draw();
     }
-    mark({ run: marked.run, place });
+    mark({ run: marked.run, index });
   }
 
   function changeRun(way) {
@@ -353,9 +353,9 @@ function makePlot(chart, source) {
     if (!on.length) return;
     const now = marked ? on.indexOf(marked.run) : way > 0 ? -1 : 0;
     const run = on[(now + way + on.length) % on.length], curve = curves[run];
-    const x = marked && marked.place !== null ? curves[marked.run].x[marked.place] : (view.x0 + view.x1) / 2;
-    mark({ run, place: null });
-    marked.place = Math.max(Math.min(firstAt(curve.x, x), curve.x.length - 1), 0);
+    const x = marked && marked.index !== null ? curves[marked.run].x[marked.index] : (view.x0 + view.x1) / 2;
+    mark({ run, index: null });
+    marked.index = Math.max(Math.min(firstAt(curve.x, x), curve.x.length - 1), 0);
     follow(0);
   }
 

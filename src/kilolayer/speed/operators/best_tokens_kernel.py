@@ -105,7 +105,7 @@ def _pick(
 ):
     """Find, for one row, the `count` blocks with the largest maxima, and in these the `count` largest logits, one by one."""
     row = tl.program_id(0).to(tl.int64)
-    chunk, block, rank, place = tl.arange(0, CHUNKS), tl.arange(0, BLOCKS), tl.arange(0, COUNT), tl.arange(0, COUNT * BLOCK)
+    chunk, block, rank, offset = tl.arange(0, CHUNKS), tl.arange(0, BLOCKS), tl.arange(0, COUNT), tl.arange(0, COUNT * BLOCK)
     highs = tl.load(highest_at + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
     sums = tl.load(sums_at + row * chunks + chunk, mask=chunk < chunks, other=0.0)
     highest = tl.max(highs, axis=0)
@@ -126,6 +126,6 @@ def _pick(
         its_block = tl.sum(tl.where(rank == at // BLOCK, chosen, 0), axis=0)
         best = tl.where(rank == each, largest, best)
         tokens = tl.where(rank == each, its_block * BLOCK + at % BLOCK, tokens)
-        logits = tl.where(place == at, float("-inf"), logits)
+        logits = tl.where(offset == at, float("-inf"), logits)
     tl.store(found_at + row * count + rank, best - highest - logarithm, mask=rank < count)
     tl.store(tokens_at + row * count + rank, tokens.to(tl.int64), mask=rank < count)

@@ -83,11 +83,11 @@ def _multiply(
 
 @triton.jit
 def _add_parts(parts_at, bias_at, out_at, size, outputs, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    total = tl.load(parts_at + place, mask=inside)
+    offset = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offset < size
+    total = tl.load(parts_at + offset, mask=inside)
     for part in tl.static_range(1, PARTS):
-        total += tl.load(parts_at + part * size + place, mask=inside)
+        total += tl.load(parts_at + part * size + offset, mask=inside)
     if bias_at is not None:
-        total += tl.load(bias_at + place % outputs, mask=inside)
-    tl.store(out_at + place, total, mask=inside)
+        total += tl.load(bias_at + offset % outputs, mask=inside)
+    tl.store(out_at + offset, total, mask=inside)

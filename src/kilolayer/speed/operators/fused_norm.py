@@ -30,12 +30,12 @@ def can_fuse_residual_norm(device: torch.device, precise: torch.dtype, rounded: 
 
 
 def can_fuse_inner_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalised in `precise`."""
+    """Whether `inner_norm` has a kernel here for rows of this width in `rounded`, normalized in `precise`."""
     return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "inner_norm")
 
 
 def fits_row_kernels(precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether the kernels that normalise rows take these dtypes and this width."""
+    """Whether the kernels that normalize rows take these dtypes and this width."""
     return precise == torch.float32 and rounded in HALF and width % 8 == 0 and width <= WIDEST
 
 
@@ -63,12 +63,12 @@ def residual_norm(
     by random_bits.py from `seed`, int64 with one element; without a seed there is no dropout. samples: fp32 [batch], a factor
     for each sample, for drop path.
     """
-    from kilolayer.speed.operators.fused_norm_kernel import add_and_normalise
+    from kilolayer.speed.operators.fused_norm_kernel import add_and_normalize
 
     x, y = x.contiguous(), y.contiguous()
     precise, rounded, statistics = torch.empty_like(x), torch.empty_like(y), empty_statistics(x, x.dtype, bias is not None)
     terms = (_rows(x), _rows(y), shift, omega, skip, branch)
-    add_and_normalise(*terms, gain, bias, eps, precise, rounded, statistics, keeps_sum, draw_of(seed, dropout), samples)
+    add_and_normalize(*terms, gain, bias, eps, precise, rounded, statistics, keeps_sum, draw_of(seed, dropout), samples)
     return precise, rounded, statistics
 
 
@@ -96,7 +96,7 @@ def residual_norm_backward(
     of_precise, of_rounded: the gradients of the two outputs; at least one is given. added: the sum s, if it was kept; then y is
     not needed, and x only if omega is learned. rounded: the dtype of y.
     """
-    from kilolayer.speed.operators.fused_norm_kernel import add_and_normalise_backward
+    from kilolayer.speed.operators.fused_norm_kernel import add_and_normalize_backward
     from kilolayer.speed.operators.partial_sums_kernel import add_up
 
     of_precise, of_rounded, added, x, y = (
@@ -105,7 +105,7 @@ def residual_norm_backward(
     (of_x, of_y), totals = _empty_terms(added, x, rounded), empty_totals(statistics, gain, shift, learned)
     sums = _empty_sums(totals)
     terms = (of_precise, of_rounded, added, x, y, shift, omega, skip, branch)
-    add_and_normalise_backward(*terms, gain, statistics, of_x, of_y, sums, learned, draw_of(seed, dropout), samples)
+    add_and_normalize_backward(*terms, gain, statistics, of_x, of_y, sums, learned, draw_of(seed, dropout), samples)
     add_up(sums, totals)
     return of_x, of_y, totals
 
@@ -116,11 +116,11 @@ def inner_norm(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
 
     x: [..., width]; gain and bias: [width]; without bias the norm is RMSNorm. Statistics as in `residual_norm`.
     """
-    from kilolayer.speed.operators.fused_norm_kernel import normalise
+    from kilolayer.speed.operators.fused_norm_kernel import normalize
 
     x = x.contiguous()
     normed, statistics = torch.empty_like(x), empty_statistics(x, gain.dtype, bias is not None)
-    normalise(_rows(x), gain, bias, eps, normed, statistics)
+    normalize(_rows(x), gain, bias, eps, normed, statistics)
     return normed, statistics
 
 
@@ -133,13 +133,13 @@ def inner_norm_backward(
     rectified: x is the output of a ReLU, multiplied by `scale` where dropout kept it; the gradient is then that of the ReLU's
     input, and its sum over rows is returned last.
     """
-    from kilolayer.speed.operators.fused_norm_kernel import normalise_backward
+    from kilolayer.speed.operators.fused_norm_kernel import normalize_backward
     from kilolayer.speed.operators.partial_sums_kernel import add_up
 
     x = x.contiguous()
     of_x, totals = torch.empty_like(x), empty_totals(statistics, gain, x if rectified else None)
     sums = _empty_sums(totals)
-    normalise_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified, scale)
+    normalize_backward(gradient.contiguous(), _rows(x), gain, statistics, of_x, sums, rectified, scale)
     add_up(sums, totals)
     return of_x, totals
 
@@ -187,7 +187,7 @@ def _(
     samples: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
-    normed, statistics = normalised(added, gain, bias, eps)
+    normed, statistics = normalized(added, gain, bias, eps)
     return added if keeps_sum else normed, normed.to(y.dtype, copy=True), statistics
 
 
@@ -219,9 +219,9 @@ def _(
         assert x is not None
         assert y is not None
         added = _added(x, y, shift, omega, skip, branch, seed, dropout, samples)
-        of_added, terms = of_normalised(of_precise + of_normed, added, gain, statistics)
+        of_added, terms = of_normalized(of_precise + of_normed, added, gain, statistics)
     else:
-        of_added, terms = of_normalised(of_normed, added, gain, statistics)
+        of_added, terms = of_normalized(of_normed, added, gain, statistics)
         of_added = of_precise + of_added
     of_branch = _scaled_branch(of_added, branch, seed, dropout, samples)
     totals = [_sum_rows(each) for each in terms]
@@ -236,7 +236,7 @@ def _(
 
 @inner_norm.register_kernel("cpu")
 def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    normed, statistics = normalised(x.to(gain.dtype).contiguous(), gain, bias, eps)
+    normed, statistics = normalized(x.to(gain.dtype).contiguous(), gain, bias, eps)
     return normed.to(x.dtype), statistics
 
 
@@ -244,7 +244,7 @@ def _(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor,
 def _(
     gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, rectified: bool, scale: float = 1.0
 ) -> tuple[Tensor, list[Tensor]]:
-    of_x, terms = of_normalised(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
+    of_x, terms = of_normalized(gradient.to(gain.dtype), x.to(gain.dtype), gain, statistics)
     totals = [_sum_rows(each) for each in terms]
     if rectified:
         of_x = torch.where(x <= 0, 0.0, scale * of_x)
@@ -275,7 +275,7 @@ def _scaled_branch(y: Tensor, branch: float, seed: Tensor | None, dropout: float
     return y if samples is None else y * samples.to(y.dtype).view(-1, *[1] * (y.dim() - 1))
 
 
-def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def normalized(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """N(x), and the statistics of its rows. gain and bias: [width], or [rows, width]."""
     means = [] if bias is None else [x.mean(dim=-1, keepdim=True)]
     centred = x - means[0] if means else x
@@ -284,7 +284,7 @@ def normalised(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float) -> tupl
     return normed if bias is None else normed + bias, torch.stack([*means, inverse]).flatten(1)
 
 
-def of_normalised(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
+def of_normalized(gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor) -> tuple[Tensor, list[Tensor]]:
     """The gradient of x from that of N(x), and each row's contribution to those of gain and, for LayerNorm, bias."""
     *means, inverse = statistics.view(-1, *x.shape[:-1], 1)
     standard = (x - means[0] if means else x) * inverse

@@ -29,7 +29,7 @@ WIDEST_IN_STAGES = 2048
 """Largest width for which the prefetched rows fit into shared memory on every GPU that supports such loads."""
 
 
-def add_and_normalise(
+def add_and_normalize(
     x: Tensor,
     y: Tensor,
     shift: Tensor | None,
@@ -53,7 +53,7 @@ def add_and_normalise(
     rows, width = x.shape
     shape = tile(width, **FORWARD)
     grid = (triton.cdiv(rows, shape["ROWS"]),)
-    _add_and_normalise[grid](
+    _add_and_normalize[grid](
         x,
         y,
         shift,
@@ -77,7 +77,7 @@ def add_and_normalise(
     )
 
 
-def add_and_normalise_backward(
+def add_and_normalize_backward(
     of_precise: Tensor | None,
     of_rounded: Tensor | None,
     added: Tensor | None,
@@ -101,7 +101,7 @@ def add_and_normalise_backward(
     added: the sum, if it was kept; `of_precise` is then its gradient, x is read only if omega is learned, and y is not read.
     """
     (kinds, rows), (width,) = statistics.shape, gain.shape
-    _add_and_normalise_backward[(sums.shape[0],)](
+    _add_and_normalize_backward[(sums.shape[0],)](
         of_precise,
         of_rounded,
         added,
@@ -134,14 +134,14 @@ def _rows_of_sample(rows: int, samples: Tensor | None) -> int:
     return rows if samples is None else rows // max(len(samples), 1)
 
 
-def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
+def normalize(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, normed: Tensor, statistics: Tensor) -> None:
     """Write N(x) to `normed`, and the mean and 1 / standard deviation of each row to `statistics`."""
     rows, width = x.shape
     shape = tile(width, **INNER_FORWARD)
-    _normalise[(triton.cdiv(rows, shape["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **shape)
+    _normalize[(triton.cdiv(rows, shape["ROWS"]),)](x, gain, bias, eps, normed, statistics, rows, WIDTH=width, **shape)
 
 
-def normalise_backward(
+def normalize_backward(
     gradient: Tensor, x: Tensor, gain: Tensor, statistics: Tensor, of_x: Tensor, sums: Tensor, rectified: bool, scale: float
 ) -> None:
     """Write the gradient of x, and each program's partial sums for those of gain and bias.
@@ -150,7 +150,7 @@ def normalise_backward(
     """
     rows, width = x.shape
     centred = statistics.shape[0] == 2
-    _normalise_backward[(sums.shape[0],)](
+    _normalize_backward[(sums.shape[0],)](
         gradient,
         x,
         gain,
@@ -179,7 +179,7 @@ def tile(width: int, per_warp: int, fewest: int, per_thread: int, most: int = 8)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold", "rows_of_sample"])
-def _add_and_normalise(
+def _add_and_normalize(
     x_at,
     y_at,
     shift_at,
@@ -203,19 +203,19 @@ def _add_and_normalise(
     COLUMNS: tl.constexpr,
 ):
     column, column_inside = row_columns(WIDTH, COLUMNS)
-    row, row_inside, place, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
-    x = tl.load(x_at + place, mask=inside, other=0.0)
-    y = tl.load(y_at + place, mask=inside, other=0.0)
+    row, row_inside, offset, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    x = tl.load(x_at + offset, mask=inside, other=0.0)
+    y = tl.load(y_at + offset, mask=inside, other=0.0)
     factor, shift = _vectors(skip, omega_at, shift_at, column, column_inside)
-    branch = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place)
+    branch = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, offset)
     added = factor * x + branch * (y.to(tl.float32) + shift)
     normed = _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
-    tl.store(precise_at + place, added if KEEPS_SUM else normed, mask=inside)
-    tl.store(rounded_at + place, normed.to(rounded_at.dtype.element_ty), mask=inside)
+    tl.store(precise_at + offset, added if KEEPS_SUM else normed, mask=inside)
+    tl.store(rounded_at + offset, normed.to(rounded_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "threshold", "rows_of_sample"])
-def _add_and_normalise_backward(
+def _add_and_normalize_backward(
     of_precise_at,
     of_rounded_at,
     added_at,
@@ -252,30 +252,30 @@ def _add_and_normalise_backward(
     of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
     of_omega = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
-        scale = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place)
+        row, row_inside, offset, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        scale = _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, offset)
         if added_at is None:
-            x = tl.load(x_at + place, mask=inside, other=0.0)
-            y = tl.load(y_at + place, mask=inside, other=0.0)
+            x = tl.load(x_at + offset, mask=inside, other=0.0)
+            y = tl.load(y_at + offset, mask=inside, other=0.0)
             added = factor * x + scale * (y.to(tl.float32) + shift)
         else:
-            added = tl.load(added_at + place, mask=inside, other=0.0)
-            x = tl.load(x_at + place, mask=inside, other=0.0) if LEARNED else 0.0
+            added = tl.load(added_at + offset, mask=inside, other=0.0)
+            x = tl.load(x_at + offset, mask=inside, other=0.0) if LEARNED else 0.0
         of_precise = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         gradient = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
         if of_precise_at is not None:
-            of_precise += tl.load(of_precise_at + place, mask=inside, other=0.0)
+            of_precise += tl.load(of_precise_at + offset, mask=inside, other=0.0)
         if of_rounded_at is not None:
-            gradient += tl.load(of_rounded_at + place, mask=inside, other=0.0).to(tl.float32)
+            gradient += tl.load(of_rounded_at + offset, mask=inside, other=0.0).to(tl.float32)
         if added_at is None:
             gradient += of_precise
         standard, inverse = standard_rows(added, statistics_at, row, row_inside, rows, CENTRED)
-        of_added = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        of_added = of_normalized(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if added_at is not None:
             of_added += of_precise
         of_branch = scale * of_added
-        tl.store(of_x_at + place, factor * of_added, mask=inside)
-        tl.store(of_y_at + place, of_branch.to(of_y_at.dtype.element_ty), mask=inside)
+        tl.store(of_x_at + offset, factor * of_added, mask=inside)
+        tl.store(of_y_at + offset, of_branch.to(of_y_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
         if CENTRED:
             of_bias += tl.sum(gradient, axis=0)
@@ -297,7 +297,7 @@ def _add_and_normalise_backward(
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _normalise(
+def _normalize(
     x_at,
     gain_at,
     bias_at,
@@ -310,14 +310,14 @@ def _normalise(
     COLUMNS: tl.constexpr,
 ):
     column, column_inside = row_columns(WIDTH, COLUMNS)
-    row, row_inside, place, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
-    x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
+    row, row_inside, offset, inside = tile_rows(tl.program_id(0) * ROWS, rows, column, column_inside, WIDTH, ROWS)
+    x = tl.load(x_at + offset, mask=inside, other=0.0).to(tl.float32)
     normed = _normed(x, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, column, column_inside, WIDTH)
-    tl.store(normed_at + place, normed.to(normed_at.dtype.element_ty), mask=inside)
+    tl.store(normed_at + offset, normed.to(normed_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _normalise_backward(
+def _normalize_backward(
     gradient_at,
     x_at,
     gain_at,
@@ -341,15 +341,15 @@ def _normalise_backward(
     of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
     of_input = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.range(program * ROWS, rows, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
-        x = tl.load(x_at + place, mask=inside, other=0.0).to(tl.float32)
-        gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
+        row, row_inside, offset, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        x = tl.load(x_at + offset, mask=inside, other=0.0).to(tl.float32)
+        gradient = tl.load(gradient_at + offset, mask=inside, other=0.0).to(tl.float32)
         standard, inverse = standard_rows(x, statistics_at, row, row_inside, rows, CENTRED)
-        of_x = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
+        of_x = of_normalized(gradient, standard, inverse, gain, CENTRED, WIDTH)
         if RECTIFIED:
             of_x = tl.where(x <= 0.0, 0.0, scale * of_x)
             of_input += tl.sum(of_x, axis=0)
-        tl.store(of_x_at + place, of_x.to(of_x_at.dtype.element_ty), mask=inside)
+        tl.store(of_x_at + offset, of_x.to(of_x_at.dtype.element_ty), mask=inside)
         of_gain += tl.sum(gradient * standard, axis=0)
         if CENTRED:
             of_bias += tl.sum(gradient, axis=0)
@@ -374,8 +374,8 @@ def tile_rows(start, rows, column, column_inside, WIDTH: tl.constexpr, ROWS: tl.
     """The rows of a tile, which of them are below `rows`, the offsets of their elements, and which of those are inside."""
     row = start + tl.arange(0, ROWS)
     row_inside = row < rows
-    place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-    return row, row_inside, place, row_inside[:, None] & column_inside[None, :]
+    offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+    return row, row_inside, offset, row_inside[:, None] & column_inside[None, :]
 
 
 @triton.jit
@@ -390,12 +390,12 @@ def _vectors(skip, omega_at, shift_at, column, column_inside):
 
 
 @triton.jit
-def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, place):
+def _branch_scale(branch, seed_at, threshold, samples_at, rows_of_sample, row, row_inside, offset):
     """The factor of the branch: a number, or one per row (drop path), or one per element (dropout)."""
     if samples_at is not None:
         branch *= tl.load(samples_at + row // rows_of_sample, mask=row_inside, other=0.0)[:, None]
     if seed_at is not None:
-        branch = tl.where(is_kept(seed_at, place, threshold), branch, 0.0)
+        branch = tl.where(is_kept(seed_at, offset, threshold), branch, 0.0)
     return branch
 
 
@@ -404,14 +404,14 @@ def _normed(added, gain_at, bias_at, eps, statistics_at, row, row_inside, rows, 
     """The norm of each row; stores its mean (LayerNorm only) and 1 / standard deviation."""
     gain = tl.load(gain_at + column, mask=column_inside, other=0.0)[None, :]
     CENTRED: tl.constexpr = bias_at is not None
-    normed = standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH) * gain
+    normed = standardize(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH) * gain
     if bias_at is not None:
         normed += tl.load(bias_at + column, mask=column_inside, other=0.0)[None, :]
     return normed
 
 
 @triton.jit
-def standardise(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+def standardize(added, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
     """The standardized rows, before gain and bias; stores their means (LayerNorm only) and 1 / standard deviations."""
     centred = added
     if CENTRED:
@@ -435,7 +435,7 @@ def standard_rows(added, statistics_at, row, row_inside, rows, CENTRED: tl.const
 
 
 @triton.jit
-def of_normalised(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
+def of_normalized(gradient, standard, inverse, gain, CENTRED: tl.constexpr, WIDTH: tl.constexpr):
     """The gradient of a norm's input: (w - mean(w) - n mean(w n)) / deviation, w = gain * gradient, n the standardized row."""
     weighted = gradient * gain[None, :]
     if CENTRED:

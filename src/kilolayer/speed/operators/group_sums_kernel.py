@@ -101,8 +101,8 @@ def _sum_segments(
         for start in range(begin, end, ROWS):
             row = start + tl.arange(0, ROWS)
             inside = (row < end)[:, None] & column_inside[None, :]
-            place = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
-            total += tl.sum(tl.load(rows_at + place, mask=inside, other=0.0).to(tl.float32), axis=0)
+            offset = row.to(tl.int64)[:, None] * WIDTH + column[None, :]
+            total += tl.sum(tl.load(rows_at + offset, mask=inside, other=0.0).to(tl.float32), axis=0)
         tl.store(sums_at + (part + group) * WIDTH + column, total, mask=column_inside)
         begin = end
 
@@ -132,7 +132,7 @@ def _add_up_segments(
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in range(first, stop, LINES):
         part = start + tl.arange(0, LINES)
-        place = ((part + group).to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
-        total += tl.sum(tl.load(sums_at + place, mask=(part < stop)[:, None] & inside[None, :], other=0.0), axis=0)
-    place = group.to(tl.int64) * WIDTH + column
-    write_total(vector, first_at, second_at, third_at, None, place, total, inside)
+        offset = ((part + group).to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
+        total += tl.sum(tl.load(sums_at + offset, mask=(part < stop)[:, None] & inside[None, :], other=0.0), axis=0)
+    offset = group.to(tl.int64) * WIDTH + column
+    write_total(vector, first_at, second_at, third_at, None, offset, total, inside)

@@ -168,8 +168,8 @@ class _Blocks:
     def fill(self, rows: Tensor) -> Tensor:
         """[rows, width] to [blocks, size, width], filled up with 0."""
         block = torch.arange(len(self.group), device=rows.device) - self.first[self.group]
-        place = torch.arange(self.size, device=rows.device)
-        source = self.starts[self.group, None] + block[:, None] * self.size + place
+        offset = torch.arange(self.size, device=rows.device)
+        source = self.starts[self.group, None] + block[:, None] * self.size + offset
         inside = source < self.ends[self.group, None]
         return torch.where(inside[..., None], rows[source.clamp(max=self.rows - 1)], 0)
 
@@ -177,5 +177,5 @@ class _Blocks:
         """[blocks, size, width] back to [rows, width]."""
         row = torch.arange(self.rows, device=blocks.device)
         group = torch.searchsorted(self.ends, row, right=True).clamp(max=len(self.ends) - 1)
-        place = self.first[group] * self.size + row - self.starts[group]
-        return blocks.flatten(0, 1)[place.clamp(max=blocks.shape[0] * self.size - 1)]
+        offset = self.first[group] * self.size + row - self.starts[group]
+        return blocks.flatten(0, 1)[offset.clamp(max=blocks.shape[0] * self.size - 1)]

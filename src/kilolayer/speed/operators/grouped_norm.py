@@ -18,15 +18,15 @@ from kilolayer.speed.operators.fused_norm import (
     empty_statistics,
     empty_totals,
     fits_row_kernels,
-    normalised,
-    of_normalised,
+    normalized,
+    of_normalized,
 )
 from kilolayer.speed.operators.grouped import cut, group_sums
 from kilolayer.speed.operators.random_bits import draw_of
 
 
 def can_fuse_grouped_norm(device: torch.device, precise: torch.dtype, rounded: torch.dtype, width: int) -> bool:
-    """Whether `grouped_relu_norm` has a kernel for products of dtype `rounded` and this width, normalised in `precise`."""
+    """Whether `grouped_relu_norm` has a kernel for products of dtype `rounded` and this width, normalized in `precise`."""
     return fits_row_kernels(precise, rounded, width) and kernels.runs_on(device, "grouped_norm")
 
 
@@ -49,11 +49,11 @@ def grouped_relu_norm(
     Returns the result, [rows, width], and the statistics of each row, [1 or 2, rows]: the mean (LayerNorm only) and 1 /
     standard deviation. Both are 0 after the last group.
     """
-    from kilolayer.speed.operators.grouped_norm_kernel import normalise
+    from kilolayer.speed.operators.grouped_norm_kernel import normalize
 
     product = product.contiguous()
     normed, statistics = empty_contiguous(product), empty_statistics(product, gain.dtype, bias is not None)
-    normalise(product, ends, of_row, shift, gain, bias, eps, normed, statistics, draw_of(seed, dropout))
+    normalize(product, ends, of_row, shift, gain, bias, eps, normed, statistics, draw_of(seed, dropout))
     return normed, statistics
 
 
@@ -71,13 +71,13 @@ def grouped_relu_norm_backward(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the gradients of the product, 0 after the last group, and of gain, bias (LayerNorm only) and shift, if any."""
     from kilolayer.speed.operators.group_sums_kernel import add_up_segments, empty_sums
-    from kilolayer.speed.operators.grouped_norm_kernel import normalise_backward
+    from kilolayer.speed.operators.grouped_norm_kernel import normalize_backward
 
     gradient, product = gradient.contiguous(), product.contiguous()
     of_product, totals = empty_contiguous(product), empty_totals(statistics, gain, shift)
     sums = empty_sums(totals)
     draw = draw_of(seed, dropout)
-    normalise_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums, draw)
+    normalize_backward(gradient, product, ends, of_row, shift, gain, statistics, of_product, sums, draw)
     add_up_segments(sums, ends, totals)
     return of_product, totals
 
@@ -95,7 +95,7 @@ def _(
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     hidden = random_bits.dropout(_rectified(product, ends, of_row, shift, gain.dtype), seed, dropout)
-    normed, statistics = normalised(hidden, gain[of_row], None if bias is None else bias[of_row], eps)
+    normed, statistics = normalized(hidden, gain[of_row], None if bias is None else bias[of_row], eps)
     return cut(normed.to(product.dtype), ends), cut(statistics.t(), ends).t().contiguous()
 
 
@@ -113,7 +113,7 @@ def _(
 ) -> tuple[Tensor, list[Tensor]]:
     hidden = random_bits.dropout(_rectified(product, ends, of_row, shift, gain.dtype), seed, dropout)
     of_normed = cut(gradient.to(gain.dtype), ends)
-    of_hidden, terms = of_normalised(of_normed, hidden, gain[of_row], statistics)
+    of_hidden, terms = of_normalized(of_normed, hidden, gain[of_row], statistics)
     of_before = torch.where(hidden <= 0, 0.0, draw_of(seed, dropout).scale * of_hidden)
     totals = [group_sums(each, ends, of_row) for each in terms]
     if shift is not None:

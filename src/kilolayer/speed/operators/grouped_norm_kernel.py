@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kilolayer.speed.operators.fused_norm_kernel import of_normalised, row_columns, standard_rows, standardise, tile, tile_rows
+from kilolayer.speed.operators.fused_norm_kernel import of_normalized, row_columns, standard_rows, standardize, tile, tile_rows
 from kilolayer.speed.operators.group_sums_kernel import PARTS, part_rows, segment_at
 from kilolayer.speed.operators.random_bits import Draw
 from kilolayer.speed.operators.random_bits_kernel import is_kept
@@ -23,7 +23,7 @@ STAGES = 3
 """Pipeline stages of the loop: the rows of the next STAGES - 1 iterations are loaded during the computation."""
 
 
-def normalise(
+def normalize(
     product: Tensor,
     ends: Tensor,
     of_row: Tensor,
@@ -37,7 +37,7 @@ def normalise(
 ) -> None:
     """Write N(drop(relu(product + shift))) to `normed` and the norm's statistics to `statistics`; 0 after the last group."""
     rows, width = product.shape
-    _normalise[(PARTS,)](
+    _normalize[(PARTS,)](
         product,
         ends,
         of_row,
@@ -56,7 +56,7 @@ def normalise(
     )
 
 
-def normalise_backward(
+def normalize_backward(
     gradient: Tensor,
     product: Tensor,
     ends: Tensor,
@@ -70,7 +70,7 @@ def normalise_backward(
 ) -> None:
     """Write the gradient of the product, and the partial sums per segment for the gradients of gain, bias and shift."""
     rows, width = product.shape
-    _normalise_backward[(PARTS,)](
+    _normalize_backward[(PARTS,)](
         gradient,
         product,
         ends,
@@ -92,7 +92,7 @@ def normalise_backward(
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "threshold"])
-def _normalise(
+def _normalize(
     product_at,
     ends_at,
     of_row_at,
@@ -126,23 +126,23 @@ def _normalise(
         if CENTRED:
             bias = tl.load(bias_at + entry, mask=column_inside, other=0.0)[None, :]
         for start in tl.range(begin, end, ROWS, num_stages=STAGES):
-            row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
-            hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            row, row_inside, offset, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
+            hidden = _rectified(tl.load(product_at + offset, mask=inside, other=0.0), shift)
             if seed_at is not None:
-                hidden *= tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
-            standard = standardise(hidden, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH)
-            tl.store(normed_at + place, (standard * gain + bias).to(normed_at.dtype.element_ty), mask=inside)
+                hidden *= tl.where(is_kept(seed_at, offset, threshold), kept_scale, 0.0)
+            standard = standardize(hidden, eps, statistics_at, row, row_inside, rows, column_inside, CENTRED, WIDTH)
+            tl.store(normed_at + offset, (standard * gain + bias).to(normed_at.dtype.element_ty), mask=inside)
         begin = end
     for start in range(total + program * ROWS, rows, programs * ROWS):
-        row, row_inside, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
-        tl.store(normed_at + place, tl.zeros([ROWS, COLUMNS], dtype=normed_at.dtype.element_ty), mask=inside)
+        row, row_inside, offset, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        tl.store(normed_at + offset, tl.zeros([ROWS, COLUMNS], dtype=normed_at.dtype.element_ty), mask=inside)
         tl.store(statistics_at + row, tl.zeros([ROWS], dtype=tl.float32), mask=row_inside)
         if CENTRED:
             tl.store(statistics_at + rows + row, tl.zeros([ROWS], dtype=tl.float32), mask=row_inside)
 
 
 @triton.jit(do_not_specialize=["rows", "groups", "threshold"])
-def _normalise_backward(
+def _normalize_backward(
     gradient_at,
     product_at,
     ends_at,
@@ -178,15 +178,15 @@ def _normalise_backward(
         of_bias = tl.zeros([COLUMNS], dtype=tl.float32)
         of_shift = tl.zeros([COLUMNS], dtype=tl.float32)
         for start in tl.range(begin, end, ROWS, num_stages=STAGES):
-            row, row_inside, place, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
-            hidden = _rectified(tl.load(product_at + place, mask=inside, other=0.0), shift)
+            row, row_inside, offset, inside = tile_rows(start, end, column, column_inside, WIDTH, ROWS)
+            hidden = _rectified(tl.load(product_at + offset, mask=inside, other=0.0), shift)
             if seed_at is not None:
-                hidden *= tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
-            gradient = tl.load(gradient_at + place, mask=inside, other=0.0).to(tl.float32)
+                hidden *= tl.where(is_kept(seed_at, offset, threshold), kept_scale, 0.0)
+            gradient = tl.load(gradient_at + offset, mask=inside, other=0.0).to(tl.float32)
             standard, inverse = standard_rows(hidden, statistics_at, row, row_inside, rows, CENTRED)
-            of_hidden = of_normalised(gradient, standard, inverse, gain, CENTRED, WIDTH)
+            of_hidden = of_normalized(gradient, standard, inverse, gain, CENTRED, WIDTH)
             of_before = tl.where(hidden <= 0.0, 0.0, kept_scale * of_hidden)
-            tl.store(of_product_at + place, of_before.to(of_product_at.dtype.element_ty), mask=inside)
+            tl.store(of_product_at + offset, of_before.to(of_product_at.dtype.element_ty), mask=inside)
             of_gain += tl.sum(gradient * standard, axis=0)
             if CENTRED:
                 of_bias += tl.sum(gradient, axis=0)
@@ -201,8 +201,8 @@ def _normalise_backward(
             tl.store(sum_at + WIDTH, of_shift, mask=column_inside)
         begin = end
     for start in range(total + program * ROWS, rows, programs * ROWS):
-        _, _, place, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
-        tl.store(of_product_at + place, tl.zeros([ROWS, COLUMNS], dtype=of_product_at.dtype.element_ty), mask=inside)
+        _, _, offset, inside = tile_rows(start, rows, column, column_inside, WIDTH, ROWS)
+        tl.store(of_product_at + offset, tl.zeros([ROWS, COLUMNS], dtype=of_product_at.dtype.element_ty), mask=inside)
 
 
 @triton.jit

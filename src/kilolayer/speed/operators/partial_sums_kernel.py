@@ -61,24 +61,24 @@ def _add_up(
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in range(0, parts, PARTS):
         part = start + tl.arange(0, PARTS)
-        place = (part.to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
-        total += tl.sum(tl.load(sums_at + place, mask=(part < parts)[:, None] & inside[None, :], other=0.0), axis=0)
+        offset = (part.to(tl.int64) * VECTORS + vector)[:, None] * WIDTH + column[None, :]
+        total += tl.sum(tl.load(sums_at + offset, mask=(part < parts)[:, None] & inside[None, :], other=0.0), axis=0)
     write_total(vector, first_at, second_at, third_at, fourth_at, column, total, inside)
 
 
 @triton.jit
-def write_total(vector, first_at, second_at, third_at, fourth_at, place, total, inside):
+def write_total(vector, first_at, second_at, third_at, fourth_at, offset, total, inside):
     """Write to the tensor of one of up to four vectors; absent ones are None."""
-    _write_if(vector == 0, first_at, place, total, inside)
+    _write_if(vector == 0, first_at, offset, total, inside)
     if second_at is not None:
-        _write_if(vector == 1, second_at, place, total, inside)
+        _write_if(vector == 1, second_at, offset, total, inside)
     if third_at is not None:
-        _write_if(vector == 2, third_at, place, total, inside)
+        _write_if(vector == 2, third_at, offset, total, inside)
     if fourth_at is not None:
-        _write_if(vector == 3, fourth_at, place, total, inside)
+        _write_if(vector == 3, fourth_at, offset, total, inside)
 
 
 @triton.jit
-def _write_if(chosen, total_at, place, total, inside):
+def _write_if(chosen, total_at, offset, total, inside):
     if chosen:
-        tl.store(total_at + place, total.to(total_at.dtype.element_ty), mask=inside)
+        tl.store(total_at + offset, total.to(total_at.dtype.element_ty), mask=inside)

@@ -41,11 +41,11 @@ def _rectified(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @torch.library.custom_op("kilolayer::relu_dropout_product", mutates_args=(), device_types="cuda")
 def relu_dropout_product(x: Tensor, weight: Tensor, bias: Tensor, seed: Tensor, dropout: float) -> Tensor:
     """Compute drop(relu(x W^T + b)), with shapes as in `relu_product`. seed: int64 [1], for the dropout of random_bits.py."""
-    from kilolayer.speed.operators.relu_product_kernel import drop_in_place
+    from kilolayer.speed.operators.relu_product_kernel import drop_inplace
 
     hidden = _rectified(x, weight, bias)
     if dropout > 0:
-        drop_in_place(hidden, draw_of(seed, dropout))
+        drop_inplace(hidden, draw_of(seed, dropout))
     return hidden
 
 

@@ -19,10 +19,10 @@ BLOCK = 1024
 """Elements per program of the dropout kernel: 16 bytes per lane of its 4 warps."""
 
 
-def drop_in_place(x: Tensor, draw: Draw) -> None:
-    """Apply dropout to x, which is contiguous, in place: times draw.scale where kept, times 0 elsewhere."""
+def drop_inplace(x: Tensor, draw: Draw) -> None:
+    """Apply dropout to x, which is contiguous, in offset: times draw.scale where kept, times 0 elsewhere."""
     size = x.numel()
-    _drop_in_place[(triton.cdiv(size, BLOCK),)](x, size, *draw, BLOCK=BLOCK, num_warps=4)
+    _drop_inplace[(triton.cdiv(size, BLOCK),)](x, size, *draw, BLOCK=BLOCK, num_warps=4)
 
 
 def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor, block_rows: int, scale: float) -> None:
@@ -47,11 +47,11 @@ def pass_gradient(gradient: Tensor, hidden: Tensor, passed: Tensor, sums: Tensor
 
 
 @triton.jit(do_not_specialize=["threshold"])
-def _drop_in_place(x_at, size, seed_at, threshold, kept_scale, BLOCK: tl.constexpr):
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_at + place, mask=place < size)
-    x = x.to(tl.float32) * tl.where(is_kept(seed_at, place, threshold), kept_scale, 0.0)
-    tl.store(x_at + place, x.to(x_at.dtype.element_ty), mask=place < size)
+def _drop_inplace(x_at, size, seed_at, threshold, kept_scale, BLOCK: tl.constexpr):
+    offset = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_at + offset, mask=offset < size)
+    x = x.to(tl.float32) * tl.where(is_kept(seed_at, offset, threshold), kept_scale, 0.0)
+    tl.store(x_at + offset, x.to(x_at.dtype.element_ty), mask=offset < size)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -73,13 +73,13 @@ def _pass_gradient(
     total = tl.zeros([COLUMNS], dtype=tl.float32)
     for start in tl.static_range(0, ROWS, STEP):
         row = block * ROWS + start + tl.arange(0, STEP)
-        place = row[:, None] * WIDTH + column[None, :]
+        offset = row[:, None] * WIDTH + column[None, :]
         inside = (row < rows)[:, None] & column_inside[None, :]
-        gradient = tl.load(gradient_at + place, mask=inside, other=0.0)
-        hidden = tl.load(hidden_at + place, mask=inside, other=0.0)
+        gradient = tl.load(gradient_at + offset, mask=inside, other=0.0)
+        hidden = tl.load(hidden_at + offset, mask=inside, other=0.0)
         if scale is not None:
             gradient = (scale * gradient.to(tl.float32)).to(gradient.dtype)
         passed = tl.where(hidden <= 0.0, 0.0, gradient)
-        tl.store(passed_at + place, passed, mask=inside)
+        tl.store(passed_at + offset, passed, mask=inside)
         total += tl.sum(passed.to(tl.float32), axis=0)
     tl.store(sums_at + block * WIDTH + column, total, mask=column_inside)

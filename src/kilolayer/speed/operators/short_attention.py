@@ -21,7 +21,7 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 def can_run_short_attention(device: torch.device, dtype: torch.dtype, longest: int, head_dim: int) -> bool:
     """Whether the kernels support sequences of up to `longest` tokens on this device."""
-    # The length is checked last: in an exported or compiled model it is symbolic, and a comparison would specialise on it.
+    # The length is checked last: in an exported or compiled model it is symbolic, and a comparison would specialize on it.
     served = dtype in (torch.bfloat16, torch.float16) and kernels.runs_on(device, "short_attention")
     return served and head_dim in HEAD_DIMS and longest <= LONGEST
 

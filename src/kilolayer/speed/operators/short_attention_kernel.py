@@ -179,8 +179,8 @@ def _attend(
         kept = _is_kept(seed_at, threshold, batch * HEADS + head, queries, length, rows, columns)
         weights = tl.where(kept, weights, 0.0)
     mixed = tl.dot(weights, value)
-    place = mixed_at + batch * mixed_batch + rows[:, None] * mixed_row + own
-    tl.store(place, mixed.to(value.dtype), mask=row_inside)
+    pointers = mixed_at + batch * mixed_batch + rows[:, None] * mixed_row + own
+    tl.store(pointers, mixed.to(value.dtype), mask=row_inside)
 
 
 @triton.jit(do_not_specialize=["threshold"])
@@ -234,8 +234,8 @@ def _attend_backward(
     for member in range(GROUP):
         own = (key_head * GROUP + member) * HEAD_DIM + depth[None, :]
         query = tl.load(query_at + batch * query_batch + rows[:, None] * query_row + own, mask=row_inside, other=0.0)
-        gradient_place = gradient_at + batch * gradient_batch + rows[:, None] * gradient_row + own
-        gradient = tl.load(gradient_place, mask=row_inside, other=0.0)
+        gradient_pointers = gradient_at + batch * gradient_batch + rows[:, None] * gradient_row + own
+        gradient = tl.load(gradient_pointers, mask=row_inside, other=0.0)
         weights = _weights(query, key, keys_at, queries, length, scale, rows, columns, CAUSAL)
         if seed_at is None:
             value_found += tl.dot(tl.trans(weights.to(value.dtype)), gradient)
@@ -249,10 +249,10 @@ def _attend_backward(
             weights = tl.abs(weights)
         scores_found = weights * (weights_found - tl.sum(weights * weights_found, axis=1)[:, None]) * scale
         scores_found = scores_found.to(value.dtype)
-        place = query_found_at + batch * query_found_batch + rows[:, None] * query_found_row + own
-        tl.store(place, tl.dot(scores_found, key).to(value.dtype), mask=row_inside)
+        pointers = query_found_at + batch * query_found_batch + rows[:, None] * query_found_row + own
+        tl.store(pointers, tl.dot(scores_found, key).to(value.dtype), mask=row_inside)
         key_found += tl.dot(tl.trans(scores_found), query)
-    key_place = key_found_at + batch * key_found_batch + columns[:, None] * key_found_row + shared
-    tl.store(key_place, key_found.to(value.dtype), mask=column_inside)
-    value_place = value_found_at + batch * value_found_batch + columns[:, None] * value_found_row + shared
-    tl.store(value_place, value_found.to(value.dtype), mask=column_inside)
+    key_pointers = key_found_at + batch * key_found_batch + columns[:, None] * key_found_row + shared
+    tl.store(key_pointers, key_found.to(value.dtype), mask=column_inside)
+    value_pointers = value_found_at + batch * value_found_batch + columns[:, None] * value_found_row + shared
+    tl.store(value_pointers, value_found.to(value.dtype), mask=column_inside)

@@ -91,18 +91,18 @@ def _look(
     row, shared = (tl.program_id(0) // KEY_HEADS).to(tl.int64), tl.program_id(0) % KEY_HEADS
     lines, columns, depth = tl.arange(0, QUERIES), tl.arange(0, ENTRIES), tl.arange(0, HEAD_DIM)
     head, hypothesis, used = shared * GROUP + lines // WIDTH, lines % WIDTH, lines < GROUP * WIDTH
-    place = query_at + row * query_row + head[:, None] * query_head + hypothesis[:, None] * query_step + depth[None, :]
-    query = tl.load(place, mask=used[:, None], other=0.0)
+    pointers = query_at + row * query_row + head[:, None] * query_head + hypothesis[:, None] * query_step + depth[None, :]
+    query = tl.load(pointers, mask=used[:, None], other=0.0)
     keys_at += (row * KEY_HEADS + shared) * entries * HEAD_DIM
     values_at += (row * KEY_HEADS + shared) * entries * HEAD_DIM
     seen_at += row * seen_row
     if NEW:
         # Of the entries of this step, a hypothesis attends only to its own, with which the softmax begins.
         past = tl.load(past_at).to(tl.int32)
-        place = new_key_at + row * key_row + shared * key_head + hypothesis[:, None] * key_step + depth[None, :]
-        new_key = tl.load(place, mask=used[:, None], other=0.0)
-        place = new_value_at + row * value_row + shared * value_head + hypothesis[:, None] * value_step + depth[None, :]
-        new_value = tl.load(place, mask=used[:, None], other=0.0)
+        pointers = new_key_at + row * key_row + shared * key_head + hypothesis[:, None] * key_step + depth[None, :]
+        new_key = tl.load(pointers, mask=used[:, None], other=0.0)
+        pointers = new_value_at + row * value_row + shared * value_head + hypothesis[:, None] * value_step + depth[None, :]
+        new_value = tl.load(pointers, mask=used[:, None], other=0.0)
         written = (past + lines[:, None]) * HEAD_DIM + depth[None, :]
         tl.store(keys_at + written, new_key, mask=lines[:, None] < WIDTH)
         tl.store(values_at + written, new_value, mask=lines[:, None] < WIDTH)
@@ -131,5 +131,5 @@ def _look(
         mixed = mixed * shrink[:, None] + tl.dot(powers.to(value.dtype), value, input_precision="ieee")
         highest = higher
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
-    place = ((row * WIDTH + hypothesis[:, None]) * (KEY_HEADS * GROUP) + head[:, None]) * HEAD_DIM + depth[None, :]
-    tl.store(mixed_at + place, mixed.to(query.dtype), mask=used[:, None])
+    offset = ((row * WIDTH + hypothesis[:, None]) * (KEY_HEADS * GROUP) + head[:, None]) * HEAD_DIM + depth[None, :]
+    tl.store(mixed_at + offset, mixed.to(query.dtype), mask=used[:, None])

@@ -9,15 +9,15 @@ BLOCK = 128
 
 
 def top(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of each row, largest first, and their places: [rows, numbers] to two times [rows, count].
+    """The `count` largest of each row, largest first, and their indices: [rows, numbers] to two times [rows, count].
 
-    The `count` largest lie in the `count` blocks with the largest maxima. A block's maximum is found by a vectorised pass, so
+    The `count` largest lie in the `count` blocks with the largest maxima. A block's maximum is found by a vectorized pass, so
     that little is left for torch's `topk`, which compares one by one on the CPU.
     """
     blocks = values.shape[1] // BLOCK
     if blocks < 4 * count:
-        best, places = values.topk(count, dim=1)
-        return best, places
+        best, indices = values.topk(count, dim=1)
+        return best, indices
     split = blocks * BLOCK
     chosen = values[:, :split].unflatten(1, (blocks, BLOCK)).amax(dim=2).topk(count, dim=1, sorted=False).indices
     inside = torch.arange(BLOCK, device=values.device)

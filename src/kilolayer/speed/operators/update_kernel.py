@@ -123,7 +123,7 @@ class UpdateKernel:
             chunks.tensor_of,
             chunks.start_of,
             chunks.sizes,
-            chunks.places,
+            chunks.offsets,
             chunks.rates,
             self.tables["update"][index],
             chunks.weights,
@@ -164,7 +164,7 @@ class Chunks:
         chunks = [(index, start) for index, weight in enumerate(group.weights) for start in range(0, weight.numel(), CHUNK)]
         self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
         self.sizes = torch.tensor([weight.numel() for weight in group.weights], device=device)
-        self.places = torch.tensor(group.starts, device=device)
+        self.offsets = torch.tensor(group.starts, device=device)
         self.rates = torch.tensor(group.rates, dtype=torch.float32, device=device)
         self.weights = addresses(list(group.weights)).to(device)
 
@@ -182,7 +182,7 @@ def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None
             chunks.tensor_of,
             chunks.start_of,
             chunks.sizes,
-            chunks.places,
+            chunks.offsets,
             gradients,
             group.buffers["sums"],
             GRADIENT=TYPES[gradient.dtype],
@@ -213,12 +213,12 @@ def sums_of_squares(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> Te
 
 
 @triton.jit
-def _add_gradients(tensor_of, start_of, sizes, places, gradients, sums, GRADIENT: tl.constexpr, SIZE: tl.constexpr):
+def _add_gradients(tensor_of, start_of, sizes, offsets, gradients, sums, GRADIENT: tl.constexpr, SIZE: tl.constexpr):
     index = tl.load(tensor_of + tl.program_id(0))
     address = tl.load(gradients + index)
     if address != 0:
         start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
-        sum_at = sums + tl.multiple_of(tl.load(places + index), 64) + start
+        sum_at = sums + tl.multiple_of(tl.load(offsets + index), 64) + start
         gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
         offsets = tl.arange(0, SIZE)
         left = tl.load(sizes + index) - start
@@ -305,7 +305,7 @@ def _update(
     tensor_of,
     start_of,
     sizes,
-    places,
+    offsets,
     rates,
     gradients,
     weights,
@@ -327,10 +327,10 @@ def _update(
     address = tl.load(gradients + index)
     if (tl.load(finite) != 0) & (address != 0):
         start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
-        place = tl.multiple_of(tl.load(places + index), 64) + start
+        offset = tl.multiple_of(tl.load(offsets + index), 64) + start
         gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
         weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16)
-        mean_at, square_at, master_at = means + place, squares + place, masters + place
+        mean_at, square_at, master_at = means + offset, squares + offset, masters + offset
         rate = tl.load(rates + index)
         left = tl.load(sizes + index) - start
         if left >= SIZE:

@@ -86,12 +86,12 @@ class CausalLMTask(TextTask[CausalLMConfig]):
         return measure(model, batches, vocabulary.byte_lengths).scores(f"length:{length}|stride:{stride}")
 
     def samples(self, model: Decoder) -> list[dict[str, str]]:
-        """The model's continuations at a few places of a text that it was not trained on, if there is one."""
+        """The model's continuations at a few positions of a text that it was not trained on, if there is one."""
         text = self.test or self.valid or self.train
         width = min(PROMPT + CONTINUATION, len(text) - 1)
         prompt = -(-width * PROMPT // (PROMPT + CONTINUATION))
-        places = np.unique(np.linspace(1, len(text) - width, SAMPLES).astype(np.int64))  # fewer of a short text
-        rows = text.read(places, width).tolist()
+        positions = np.unique(np.linspace(1, len(text) - width, SAMPLES).astype(np.int64))  # fewer of a short text
+        rows = text.read(positions, width).tolist()
         search = SearchConfig(method="sample", max_length_factor=0, max_length_extra=max(1, width - prompt))
         written = continue_texts(model, [row[:prompt] for row in rows], search, context=self.length)
         return [

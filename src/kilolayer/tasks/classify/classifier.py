@@ -58,7 +58,7 @@ class Classifier(TrainedRun):
         return (prediction for some in groups for prediction in self._predict(some))
 
     def sentences_of(self, row: Row, where: str) -> list[str]:
-        """The sentences of a row, checked to be as many as the run expects; where: the row's place, for errors."""
+        """The sentences of a row, checked to be as many as the run expects; where: the row's location, for errors."""
         sentences = row.split("\t") if isinstance(row, str) else list(row) if isinstance(row, Sequence) else [row]
         for sentence in sentences:
             check_text(sentence, where)

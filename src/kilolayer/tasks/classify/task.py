@@ -193,7 +193,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         """The predicted labels, as text, for scores [examples, outputs]."""
         if not self.classes:
             return [f"{value:.3f}" for value in scores[:, 0]]
-        return [self.classes[place] for place in scores.argmax(axis=1)]
+        return [self.classes[index] for index in scores.argmax(axis=1)]
 
     def _measured(self, examples: EncodedExamples, scores: np.ndarray) -> LabelLoss:
         assert examples.labels is not None
@@ -210,8 +210,8 @@ def _samples(part: ExampleFile, labels: Sequence[str]) -> list[dict[str, str]]:
     """A few examples from all over the set, with their predictions."""
     chosen = np.unique(np.linspace(0, len(part) - 1, SAMPLES).astype(np.int64)).tolist()
     samples = []
-    for place in chosen:
-        example = part.examples[place]
-        sample = {"first": example.first, "second": example.second, "label": example.label, "prediction": labels[place]}
+    for index in chosen:
+        example = part.examples[index]
+        sample = {"first": example.first, "second": example.second, "label": example.label, "prediction": labels[index]}
         samples.append({name: str(value) for name, value in sample.items() if value is not None})
     return samples

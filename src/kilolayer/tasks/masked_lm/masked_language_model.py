@@ -34,7 +34,7 @@ class MaskedLanguageModel(TrainedRun):
         return found[0] if isinstance(texts, str) else found
 
     def fillings(self, texts: Iterable[tuple[str, str]], *, top: int = 5, at_once: int = TEXTS_AT_ONCE) -> Iterator[Filled]:
-        """Yield the results for many texts, each given with its place, for errors; `at_once` texts are read ahead."""
+        """Yield the results for many texts, each given with its location, for errors; `at_once` texts are read ahead."""
         if not isinstance(top, int) or top < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(f"top is {shown(top)}", fix="top must be at least 1")
         groups = batched(texts, at_once)

@@ -89,7 +89,7 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
 
     @torch.inference_mode()
     def samples(self, model: Encoder) -> list[dict[str, str]]:
-        """The model's predictions at a few places of a text that it was not trained on, if there is one."""
+        """The model's predictions at a few positions of a text that it was not trained on, if there is one."""
         rows = self.test or self.valid or FixedRows(self.train, self.length)
         (batch,) = fixed_masks(rows, self.masker, SAMPLES, SAMPLES)
         device = next(model.parameters()).device
@@ -99,19 +99,19 @@ class MaskedLMTask(TextTask[MaskedLMConfig]):
         assert logits is not None
         best = logits[..., END + 1 : self.vocabulary.vocab_size].argmax(dim=-1).cpu() + END + 1
         hidden = batch.labels != PAD
-        at = torch.arange(len(hidden))[:, None].expand_as(hidden)[hidden], batch.places[hidden]
+        at = torch.arange(len(hidden))[:, None].expand_as(hidden)[hidden], batch.positions[hidden]
         texts = {name: batch.packed.tokens.clone() for name in ("masked", "text", "filled")}
         for name, tokens in (("masked", self.masker.mask), ("text", batch.labels[hidden]), ("filled", best[hidden])):
             texts[name][at] = tokens
         return [
-            {name: self._readable(each[row].tolist(), place) for name, each in texts.items()}
-            for row, place in enumerate(batch.places[:, 0].tolist())
+            {name: self._readable(each[row].tolist(), position) for name, each in texts.items()}
+            for row, position in enumerate(batch.positions[:, 0].tolist())
         ]
 
-    def _readable(self, tokens: list[int], place: int) -> str:
+    def _readable(self, tokens: list[int], position: int) -> str:
         """The text around a position, within its document and without partial characters at the ends."""
-        first, last = (max(1, place - SHOWN // 2), min(len(tokens), place + SHOWN // 2))
-        before, after = tokens[first:place], tokens[place:last]
+        first, last = (max(1, position - SHOWN // 2), min(len(tokens), position + SHOWN // 2))
+        before, after = tokens[first:position], tokens[position:last]
         before = before[len(before) - before[::-1].index(START) :] if START in before else before
         after = after[: after.index(END)] if END in after else after
         return decode_with_masks(before + after, self.vocabulary).strip("\ufffd")

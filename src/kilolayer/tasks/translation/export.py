@@ -43,12 +43,12 @@ class TranslatorExport(TaskExport[TranslationConfig]):
         return {**search_options(self.config.search), "max_new_tokens": positions - 1}
 
     def transformers_use(self, folder: str, architecture: str, trust: bool) -> str:
-        place = f'"{folder}"{trusted(trust)}'
+        arguments = f'"{folder}"{trusted(trust)}'
         tag = f"{marian_tag(self.directions[0].target)} " if len(self.directions) > 1 else ""
         return (
             "from transformers import AutoModelForSeq2SeqLM, AutoTokenizer\n\n"
-            f"tokenizer = AutoTokenizer.from_pretrained({place})\n"
-            f"model = AutoModelForSeq2SeqLM.from_pretrained({place})\n"
+            f"tokenizer = AutoTokenizer.from_pretrained({arguments})\n"
+            f"model = AutoModelForSeq2SeqLM.from_pretrained({arguments})\n"
             f'batch = tokenizer(["{tag}A sentence."], return_tensors="pt", padding=True)\n'
             f"found = model.generate(**batch, max_new_tokens={self._limit('batch.input_ids.shape[1]')})\n"
             "print(tokenizer.batch_decode(found, skip_special_tokens=True))"

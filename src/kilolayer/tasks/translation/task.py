@@ -31,7 +31,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.runtime.recorder import Piece, Recorder
+from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.task import Answers, Loss, Task
@@ -253,7 +253,7 @@ class TranslationTask(Task[TranslationConfig]):
         def nll(source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
             return runtime_of(model).token_losses(model(source, target).logits, labels, 0.0)[1]
 
-        return float(recorder.run([Piece("nll", nll, parts)], restart=lambda: True))
+        return float(recorder.run([WorkItem("nll", nll, parts)], restart=lambda: True))
 
     def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], most: int) -> float:
         pairs = [pair for text in texts for pair in islice(text.pairs(), most)]

@@ -11,15 +11,15 @@ from kilolayer.errors import OptionError, shown
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_place(device: Any) -> torch.device:
+def check_device(device: Any) -> torch.device:
     """Return the device as a torch.device; raise if it is invalid, or if CUDA is not available."""
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise OptionError(f"device is {shown(device)}", fix='allowed: "cpu", "cuda", "cuda:1", ...') from None
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if chosen.type == "cuda" and not torch.cuda.is_available():
         raise OptionError("there is no CUDA device", where="device", fix='use "cpu"')
-    return found
+    return chosen
 
 
 def check_dtype(dtype: Any) -> None:

@@ -14,22 +14,22 @@ def build(recipe: str, **options: object) -> kl.EncoderDecoder:
 
 
 @pytest.mark.parametrize("recipe", kl.recipes.names())
-def test_meta_then_materialised_equals_direct(recipe: str) -> None:
+def test_meta_then_materialized_equals_direct(recipe: str) -> None:
     direct = build(recipe).state_dict()
     meta = build(recipe, device="meta")
     assert all(parameter.is_meta for parameter in meta.parameters())
     torch.manual_seed(99)  # what happens in between does not matter
-    materialised = meta.materialise("cpu").state_dict()
-    assert list(direct) == list(materialised)
-    assert all(torch.equal(direct[name], materialised[name]) for name in direct)
+    materialized = meta.materialize("cpu").state_dict()
+    assert list(direct) == list(materialized)
+    assert all(torch.equal(direct[name], materialized[name]) for name in direct)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "xpos", "t5", "none"])
-def test_materialised_models_compute_the_same(positions: str) -> None:
+def test_materialized_models_compute_the_same(positions: str) -> None:
     options = {"positions": positions, "max_length": 8 if positions == "learned" else None}
-    direct, materialised = build("admin", **options), build("admin", device="meta", **options).materialise("cpu")
+    direct, materialized = build("admin", **options), build("admin", device="meta", **options).materialize("cpu")
     source, target = torch.randint(1, 50, (2, 2, 6))
-    assert torch.equal(direct(source, target).logits, materialised(source, target).logits)
+    assert torch.equal(direct(source, target).logits, materialized(source, target).logits)
 
 
 def test_the_meta_context_manager_serves_too() -> None:
@@ -38,7 +38,7 @@ def test_the_meta_context_manager_serves_too() -> None:
         model = kl.Encoder(50, 32, 4, 64, 3)
     torch.manual_seed(7)
     direct = kl.Encoder(50, 32, 4, 64, 3)
-    model.materialise("cpu")
+    model.materialize("cpu")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), direct.parameters(), strict=True))
 
 
@@ -66,7 +66,7 @@ def test_two_models_differ_and_one_seed_repeats() -> None:
     before = weight.clone()
     with torch.no_grad():
         weight.zero_()
-    assert torch.equal(first.initialise().encoder.blocks[0].feedforward.f.input.weight, before)
+    assert torch.equal(first.initialize().encoder.blocks[0].feedforward.f.input.weight, before)
 
 
 def test_equal_matrices_of_one_model_differ() -> None:
@@ -102,8 +102,8 @@ def test_a_seed_of_ones_own_takes_no_number_from_torch() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
-def test_materialise_takes_a_dtype() -> None:
-    model = build("admin", device="meta").materialise("cpu", torch.bfloat16)
+def test_materialize_takes_a_dtype() -> None:
+    model = build("admin", device="meta").materialize("cpu", torch.bfloat16)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
     direct = build("admin", dtype=torch.bfloat16)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), direct.parameters(), strict=True))

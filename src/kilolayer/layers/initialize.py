@@ -7,24 +7,30 @@ order of construction, on the other parameters, or on whether the model was buil
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, runtime_checkable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.norms.base import Norm
 from kilolayer.recipes.base import Plan
 from kilolayer.recipes.init import Draw
 from kilolayer.recipes.role import Role
+from kilolayer.renamed import warn_renamed
 
 
-class Noise:
-    """Random values for the parameters of one module, keyed by the model's seed and the module's qualified name."""
+class KeyedGenerator:
+    """Random values for the parameters of one module, keyed by the model's seed and the module's qualified name.
 
-    def __init__(self, seed: int, module: str) -> None:
-        self.seed, self.module = seed, module
+    seed: by default drawn from torch's default generator.
+    """
+
+    def __init__(self, seed: int | None = None, module: str = "") -> None:
+        self.seed, self.module = draw_seed() if seed is None else seed, module
 
     def normal_(self, tensor: Tensor, std: float, key: str = "weight") -> None:
         """Fill `tensor` with N(0, std^2)."""
@@ -63,28 +69,41 @@ class Noise:
         return torch.Generator(tensor.device).manual_seed(int.from_bytes(digest) >> 1)
 
 
-@runtime_checkable
-class Filled(Protocol):
-    """A module that owns parameters or buffers and can initialize them."""
+def reset(module: nn.Module, generator: KeyedGenerator) -> bool:
+    """Initialize what `module` owns directly, not its children; returns False if the module does not say how.
 
-    def fill(self, noise: Noise) -> None:
-        """Initialize every parameter and buffer that this module owns directly (not those of its children)."""
-        ...
+    A module says so by `reset_parameters(generator=None)`. Norms start at constants and need no generator. The modules of torch
+    have a `reset_parameters` without it, by which weights would depend on the order of construction.
+    """
+    if isinstance(module, Norm):
+        module.reset_parameters()
+    elif _takes_generator(type(module)):
+        module.reset_parameters(generator)  # pyright: ignore[reportCallIssue]
+    elif callable(fill := getattr(module, "fill", None)):
+        warn_renamed(f"{type(module).__name__}.fill(noise)", "reset_parameters(generator)")
+        fill(generator)
+    else:
+        return False
+    return True
+
+
+@cache
+def _takes_generator(cls: type[nn.Module]) -> bool:
+    method = getattr(cls, "reset_parameters", None)
+    return method is not None and "generator" in inspect.signature(method).parameters
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> None:
+def initialize(model: nn.Module, seed: int) -> None:
     """Initialize every parameter and buffer of `model`, in place and on its device."""
     for name, module in model.named_modules():
-        if isinstance(module, Filled):
-            module.fill(Noise(seed, name))
-        else:
+        if not reset(module, KeyedGenerator(seed, name)):
             owned = [*module._parameters, *module._buffers]
             if owned:
                 raise InputError(
                     f"a {type(module).__name__} has {', '.join(owned)}, and nothing says how they start",
                     where=name,
-                    fix="put modules of your own into a model that has its weights, or give them fill(noise)",
+                    fix="put modules of your own into a model that has its weights, or give them reset_parameters(generator)",
                 )
 
 

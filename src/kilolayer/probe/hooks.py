@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.modules import in_mode
 from kilolayer.layers.stack import Stack
-from kilolayer.layers.view import Sequences
 from kilolayer.models.model import Model
 from kilolayer.probe.propagation import Loss
 
@@ -40,8 +40,8 @@ class ForwardHooks:
         """Call `hook(module, inputs, output)` after the module's forward."""
         self.handles.append(module.register_forward_hook(hook))
 
-    def places(self, side: str, x_BLD: Tensor) -> Tensor:
-        """Select the real positions of a stack's states: [batch, length, width] to [places, width]."""
+    def real_positions(self, side: str, x_BLD: Tensor) -> Tensor:
+        """Select the real positions of a stack's states: [batch, length, width] to [positions, width]."""
         real = self.real.get(side)
         return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
 
@@ -71,13 +71,13 @@ def compute(model: Model, loss: Loss) -> float:
 
 
 def top_states(loss: Loss) -> Callable[[Model], Tensor]:
-    """A function F(x) of a model: the output of its last stack for the batch of `loss`, at real positions: [places, dim]."""
+    """A function F(x) of a model: the output of its last stack for the batch of `loss`, at real positions: [positions, dim]."""
 
     def output(model: Model) -> Tensor:
         found: list[Tensor] = []
         with forward_hooks(model) as hooks:
             last = hooks.stacks[-1]
-            hooks.after(last, lambda _stack, _inputs, out: found.append(hooks.places(last.side, out.states)))
+            hooks.after(last, lambda _stack, _inputs, out: found.append(hooks.real_positions(last.side, out.states)))
             compute(model, loss)
         return found[-1]
 
@@ -89,22 +89,22 @@ def root_mean_square(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-def layer_and_place(name: str) -> tuple[int | None, str]:
-    """Split a module's name: `blocks.3.self_attention.pre_norm` is layer 3 and the place `self_attention.pre_norm`."""
+def layer_and_module(name: str) -> tuple[int | None, str]:
+    """Split a module's name: `blocks.3.self_attention.pre_norm` is layer 3 and the module `self_attention.pre_norm`."""
     parts = name.split(".")
-    index = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    index = next((module for module, part in enumerate(parts) if part.isdigit()), None)
     if index is None:
         return None, name
-    place = [part for part in parts[:index] if part != "blocks"] + [part for part in parts[index + 1 :] if part != "f"]
-    return int(parts[index]), ".".join(place)
+    module = [part for part in parts[:index] if part != "blocks"] + [part for part in parts[index + 1 :] if part != "f"]
+    return int(parts[index]), ".".join(module)
 
 
-def table_by_place(found: dict[tuple[int | None, str], float], layers: int) -> dict[str, tuple[float, ...]]:
-    """Values by layer and place as one row per place; a place outside the layers has a single value."""
+def table_by_module(found: dict[tuple[int | None, str], float], layers: int) -> dict[str, tuple[float, ...]]:
+    """Values by layer and module as one row per module; a module outside the layers has a single value."""
     rows: dict[str, Any] = {}
-    for (layer, place), value in found.items():
+    for (layer, module), value in found.items():
         if layer is None:
-            rows[place] = (value,)
+            rows[module] = (value,)
         else:
-            rows.setdefault(place, [float("nan")] * layers)[layer] = value
-    return {place: tuple(values) for place, values in rows.items()}
+            rows.setdefault(module, [float("nan")] * layers)[layer] = value
+    return {module: tuple(values) for module, values in rows.items()}

@@ -1,4 +1,4 @@
-"""The view of layers/view.py in the form that kernels take."""
+"""The context of layers/context.py in the form that kernels take."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.mask import Mask
-from kilolayer.layers.view import Sequences, View
 from kilolayer.speed.memory import Memory
 
 
 @dataclass(frozen=True)
-class FastView(View):
-    """A view with additional inputs for kernels.
+class FastContext(AttentionContext):
+    """A context with additional inputs for kernels.
 
     source: the encoder's output, rounded once for all layers. short: all attention is over sequences short enough for
-    short_attention.py; padding is then given as a bias on keys, [batch, keys] each. step: the view is that of a decoding step
-    with a static cache, and the masks are bool.
+    short_attention.py; padding is then given as a bias on keys, [batch, keys] each. step: the context is that of a decoding
+    step with a static cache, and the masks are bool.
     """
 
     source: Memory | None = None
@@ -30,19 +30,30 @@ class FastView(View):
     step: bool = False
 
 
-def fast_view(
-    view: View, dtype: torch.dtype, inputs: Sequences, memory: Sequences | None, *, short: bool, causal: bool, cached: bool
-) -> FastView:
-    """Build the fast form of `view` for products in `dtype`; cached: layers cache the keys of the source at the first step."""
+def fast_context(
+    context: AttentionContext,
+    dtype: torch.dtype,
+    inputs: Sequences,
+    memory: Sequences | None,
+    *,
+    short: bool,
+    causal: bool,
+    cached: bool,
+) -> FastContext:
+    """The fast form of `context` for products in `dtype`; cached: layers cache the keys of the source at the first step."""
     # Layers with a cache read the encoder's output only at the first step; rounding it at every step would be wasted.
-    source = None if memory is None or view.memory is None else Memory.of(view.memory, view.memory.dtype if cached else dtype)
-    return FastView(
-        mask=_aligned(view.mask),
-        rotation=view.rotation,
-        past=view.past,
-        memory=view.memory,
-        memory_mask=None if view.memory_mask is None else _aligned(view.memory_mask),
-        real=view.real,
+    source = (
+        None
+        if memory is None or context.memory is None
+        else Memory.of(context.memory, context.memory.dtype if cached else dtype)
+    )
+    return FastContext(
+        mask=_aligned(context.mask),
+        rotation=context.rotation,
+        past=context.past,
+        memory=context.memory,
+        memory_mask=None if context.memory_mask is None else _aligned(context.memory_mask),
+        real=context.real,
         source=source,
         short=short,
         causal=causal,

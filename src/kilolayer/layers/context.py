@@ -28,7 +28,7 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class View:
+class AttentionContext:
     """What every layer of a stack reads in addition to its state.
 
     mask: for self-attention. rotation: rotary tables; None with other positions.
@@ -53,18 +53,18 @@ class View:
 
 
 @dataclass(frozen=True)
-class Placed:
+class TokenPositions:
     """The positions of the new tokens and of everything that they may attend to.
 
-    places: int [1 or batch, new]; key_places: int [1 or batch, all]; mask: of self-attention, before any position bias.
+    ids: int [1 or batch, new]; key_ids: int [1 or batch, all]; mask: of self-attention, before any position bias.
     """
 
-    places: Tensor
-    key_places: Tensor
+    ids: Tensor
+    key_ids: Tensor
     mask: Mask
 
 
-def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causal: bool) -> Placed:
+def number_positions(positions: Positions, inputs: Sequences, cache: Cache | None, *, causal: bool) -> TokenPositions:
     """Number the positions of a batch, after those already in `cache`, and extend the cache's padding mask by them."""
     length, device = inputs.states.shape[1], inputs.states.device
     if cache is not None and inputs.segments is not None:
@@ -73,8 +73,8 @@ def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causa
         cache.check_rows(inputs.states.shape[0])
     if cache is not None and cache.seen is not None:
         positions.check_length(len(cache.widths) + 1)
-        places, seen = cache.extend_branches(length)
-        return Placed(places, cache.places().to(device), Mask(values=seen[:, None]))
+        ids, seen = cache.extend_branches(length)
+        return TokenPositions(ids, cache.position_ids().to(device), Mask(values=seen[:, None]))
     past = cache.length if cache else 0
     if inputs.segments is None:  # checked before the cache is extended, so that an error leaves it unchanged
         positions.check_length(past + length)
@@ -83,30 +83,32 @@ def place(positions: Positions, inputs: Sequences, cache: Cache | None, *, causa
     if inputs.segments is not None:
         positions.check_length(everywhere)
     mask = self_mask(length, causal=causal, device=device, real=real, segments=inputs.segments, past=past)
-    return Placed(everywhere[:, past:], everywhere, mask)
+    return TokenPositions(everywhere[:, past:], everywhere, mask)
 
 
-def make_view(
+def make_context(
     positions: Positions,
-    placed: Placed,
+    token_positions: TokenPositions,
     dtype: torch.dtype,
     *,
     past: int | Tensor = 0,
     memory: Tensor | None = None,
     memory_mask: Mask | None = None,
     real: Tensor | None = None,
-) -> View:
-    """Build the view for layers whose matrix products are in `dtype`; bool masks are converted to float biases."""
-    mask = placed.mask
+) -> AttentionContext:
+    """Build the context for layers whose matrix products are in `dtype`; bool masks are converted to float biases."""
+    mask = token_positions.mask
     if positions.bias is not None:
-        mask = mask.with_bias(positions.bias(placed.places, placed.key_places))
+        mask = mask.with_bias(positions.bias(token_positions.ids, token_positions.key_ids))
     memory_mask = None if memory_mask is None else memory_mask.as_bias(dtype)
-    return View(mask.as_bias(dtype), make_rotation(positions, placed, dtype), past, memory, memory_mask, real)
+    return AttentionContext(
+        mask.as_bias(dtype), make_rotation(positions, token_positions, dtype), past, memory, memory_mask, real
+    )
 
 
-def make_rotation(positions: Positions, placed: Placed, dtype: torch.dtype) -> Rotation | None:
+def make_rotation(positions: Positions, token_positions: TokenPositions, dtype: torch.dtype) -> Rotation | None:
     """The rotary tables of the new positions; None if the model does not use rotary positions or xPos."""
-    return None if positions.rotary is None else positions.rotary(placed.places, dtype)
+    return None if positions.rotary is None else positions.rotary(token_positions.ids, dtype)
 
 
 def mask_of_memory(inputs: Sequences, memory: Sequences) -> Mask:

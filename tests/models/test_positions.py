@@ -11,7 +11,7 @@ import kilolayer as kl
 from kilolayer.speed.fast import fast_form
 
 TOKENS = torch.tensor([[3, 5, 2, 9, 4, 0], [2, 2, 10, 3, 1, 9]])
-PLACES = torch.tensor([[1, 3, 0], [5, 5, 2]])  # a place may come twice
+POSITIONS = torch.tensor([[1, 3, 0], [5, 5, 2]])  # a place may come twice
 
 
 def encoder(**options: Any) -> kl.Encoder:
@@ -30,8 +30,8 @@ def gradients(model: kl.Encoder, direction: torch.Tensor, logits: torch.Tensor) 
 def test_scores_and_gradients_are_those_of_the_whole_sequence_at_these_places(fast: bool, options: dict[str, Any]) -> None:
     plain = encoder(**options)
     model = fast_form(plain) if fast else plain
-    whole, some = plain(TOKENS), model(TOKENS, places=PLACES)
-    expected = torch.stack([torch.stack([whole.logits[row, place] for place in PLACES[row].tolist()]) for row in range(2)])
+    whole, some = plain(TOKENS), model(TOKENS, positions=POSITIONS)
+    expected = torch.stack([torch.stack([whole.logits[row, place] for place in POSITIONS[row].tolist()]) for row in range(2)])
     assert some.logits.shape == (2, 3, 11)
     torch.testing.assert_close(some.logits, expected, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(some.states, whole.states, rtol=1e-12, atol=1e-12)
