@@ -75,7 +75,7 @@ REFUSED = {
 
 
 @pytest.mark.matrix(6)
-@pytest.mark.parametrize(("place", "value"), [(place, value) for place, values in REFUSED.items() for value in values])
+@pytest.mark.parametrize(("path", "value"), [(path, value) for path, values in REFUSED.items() for value in values])
 def test_numbers_and_names_out_of_bounds_are_refused(
     path: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,8 +79,8 @@ def test_a_plain_stream_hands_on_the_latest_state() -> None:
 
 def test_drop_path_rises_with_depth_and_keeps_the_mean() -> None:
     model = kl.Encoder(11, 16, 2, 32, 4, drop_path=0.4)
-    chances = [getattr(block.feedforward.drop_path, "chance", 0) for block in model.encoder.layers()]
-    assert chances == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    dropped = [float(block.feedforward.drop_path.p) for block in model.encoder.layers()]  # pyright: ignore[reportArgumentType]
+    assert dropped == pytest.approx([0.1, 0.2, 0.3, 0.4])
     kept = DropPath(0.4)(torch.ones(20_000, 1, 1))
     assert sorted(kept.unique().tolist()) == pytest.approx([0, 1 / 0.6])
     assert float(kept.mean()) == pytest.approx(1, abs=0.02)

@@ -154,7 +154,7 @@ def test_scores_and_samples_are_left_in_the_folder(corpus: Path, cache: Path, tm
         scores = json.loads((tmp_path / "scores.json").read_text())
         assert scores["test"].keys() == {"bits_per_byte", "perplexity", "loss"}
         samples = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
-        assert len(samples) == 5
+        assert len({sample["prompt"] for sample in samples}) == len(samples) <= 5
         text = b"".join(texts_of(corpus, "test")).decode()
         for sample in samples:
             assert sample["prompt"] in text  # without halves of characters; ends of documents leave no trace
@@ -169,7 +169,7 @@ def test_a_text_shorter_than_a_window_is_scored_too(corpus: Path, cache: Path, t
     model = model_for(task)
     assert task.test_scores(model)["loss"].value == pytest.approx(one_by_one(model, [3, 101, 102, 3], 24, 24) / 3, rel=1e-5)
     task.score(model, tmp_path)
-    assert len(json.loads((tmp_path / "samples.json").read_text())) == 5
+    assert [each["prompt"] for each in json.loads((tmp_path / "samples.json").read_text())] == ["a"]
 
 
 def test_the_resolved_text_has_absolute_paths(corpus: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
