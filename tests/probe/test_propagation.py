@@ -26,8 +26,6 @@ def prediction_loss(tokens: torch.Tensor, labels: torch.Tensor):
 def gradient_ratio(
     shape: type[kl.Encoder] | type[kl.Decoder], recipe: str | kl.recipes.Recipe, layers: int, seed: int
 ) -> float:
-    shape: type[kl.Encoder] | type[kl.Decoder], recipe: str | kl.recipes.Recipe, layers: int, seed: int
-) -> float:
     torch.manual_seed(seed)
     model = shape(vocab_size=VOCABULARY, dim=32, heads=4, ffn_dim=64, layers=layers, recipe=recipe)
     tokens, labels = torch.randint(1, VOCABULARY, (2, 4, 16))
