@@ -37,7 +37,7 @@ SLOW = ("models.md",)
     ],
 )
 def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in optimizers.BUILT_IN:
+    for name in optimizers.names():
         optimizers.find(name)
     for each in (registry, optimizers):  # a page may register a recipe or an optimizer
         monkeypatch.setattr(each, "_registry", each._registry.copy())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from kilolayer.errors import InputError, OptionError, shown, unknown
@@ -19,15 +19,22 @@ class Registry(dict[str, Item], Generic[Item]):
     """Things of one kind by their names.
 
     kind: what they are called in errors, such as "recipe". path: the path of one in the source, `module:Class`. rename: how to
-    give one another name.
+    give one another name. modules: those of which each registers the item of its name, imported when that is asked for.
     """
 
-    def __init__(self, kind: str, path: Callable[[Any], str], rename: str = "") -> None:
+    def __init__(
+        self, kind: str, path: Callable[[Any], str], rename: str = "", modules: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__()
-        self.kind, self.path, self.rename = kind, path, rename
+        self.kind, self.path, self.rename, self.modules = kind, path, rename, dict(modules or {})
+
+    def names(self) -> list[str]:
+        """All names, sorted; nothing is imported."""
+        return sorted({*self, *self.modules})
 
     def add(self, name: str, item: Item) -> Item:
         """Register an item. The same one again replaces it, as when a notebook cell is run twice; another one is refused."""
+        self._import(name)
         path, before = self.path(item), self.path(self[name]) if name in self else None
         if before not in (None, path):
             owner = "built in" if before.startswith(f"{__name__.partition('.')[0]}.") else f"that of {before}"
@@ -41,17 +48,22 @@ class Registry(dict[str, Item], Generic[Item]):
 
         of_class: makes an item from a class and its path, so that `my_module:MyClass` is a name too.
         """
+        self._import(name)
         if name in self:
             return self[name]
         if of_class is not None and ":" in name:
             return of_class(import_class(name, self.kind), name)
-        raise unknown(name, self, kind=self.kind)
+        raise unknown(name, self.names(), kind=self.kind)
 
     def copy(self) -> Registry[Item]:
         """A registry with the same items."""
-        made = Registry[Item](self.kind, self.path, self.rename)
+        made = Registry[Item](self.kind, self.path, self.rename, self.modules)
         made.update(self)
         return made
+
+    def _import(self, name: str) -> None:
+        if name in self.modules and name not in self:
+            importlib.import_module(self.modules[name])
 
 
 def import_class(path: str, kind: str) -> Any:

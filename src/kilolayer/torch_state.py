@@ -27,7 +27,7 @@ def own_torch_state(call: str, devices: Iterable[torch.device] | None = None) ->
 
     if not _lock.acquire(blocking=False):
         raise InputError(
-            f"another {_holders[0]} is running in this process, and both would draw from torch's random numbers",
+            f"another {next(iter(_holders), call)} is running in this process, and both would draw from torch's random numbers",
             fix="wait for it, or train in processes: kl.run_comparison trains several runs at once",
         )
     try:

@@ -5,7 +5,6 @@ This module is imported before torch; the code of an optimizer is imported only 
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
@@ -13,18 +12,22 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kilolayer.config import build
-from kilolayer.errors import InputError, OptionError, shown, unknown
-from kilolayer.importing import import_class
+from kilolayer.errors import InputError, OptionError, shown
+from kilolayer.importing import Registry
 from kilolayer.optimizers import rules
 
 if TYPE_CHECKING:
     from kilolayer.optimizers.base import UpdateRule
 
 DEFAULT = "adam"
-BUILT_IN = tuple(sorted(module.name for module in pkgutil.iter_modules(rules.__path__)))
 
 AnyRule = TypeVar("AnyRule", bound="type[UpdateRule]")
-_registry: dict[str, type[UpdateRule]] = {}
+_registry: Registry[type[UpdateRule]] = Registry(
+    "optimizer",
+    lambda cls: f"{cls.__module__}:{cls.__qualname__}",
+    'name = "..." in the class',
+    {module.name: f"{rules.__name__}.{module.name}" for module in pkgutil.iter_modules(rules.__path__)},
+)
 
 
 def register(cls: AnyRule) -> AnyRule:
@@ -33,21 +36,14 @@ def register(cls: AnyRule) -> AnyRule:
     A class that is not yet a dataclass becomes a frozen one, so that its fields are options. A name that another class already
     has is refused.
     """
-    made = _checked(cls, f"{cls.__module__}:{cls.__qualname__}" if isinstance(cls, type) else cls)
-    home = f"{rules.__name__}.{cls.name}" if cls.name in BUILT_IN else getattr(_registry.get(cls.name), "__module__", None)
-    if home is not None and home != cls.__module__:
-        raise OptionError(
-            f"there is already an optimizer {cls.name!r}",
-            where=f"{cls.__module__}:{cls.__qualname__}",
-            fix='give yours another name: name = "..." in the class',
-        )
-    _registry[cls.name] = made
+    made = _checked(cls, _registry.path(cls) if isinstance(cls, type) else cls)
+    _registry.add(made.name, made)
     return made
 
 
 def names() -> list[str]:
     """The names of all optimizers, sorted."""
-    return sorted({*BUILT_IN, *_registry})
+    return _registry.names()
 
 
 def find(name: str) -> type[UpdateRule]:
@@ -55,13 +51,7 @@ def find(name: str) -> type[UpdateRule]:
 
     The error for an unknown name suggests the nearest one.
     """
-    if name in BUILT_IN:
-        importlib.import_module(f"{rules.__name__}.{name}")
-    if name in _registry:
-        return _registry[name]
-    if ":" in name:
-        return _checked(import_class(name, "optimizer"), name)
-    raise unknown(name, names(), kind="optimizer")
+    return _registry.find(name, _checked)
 
 
 def get(name: str, /, **options: Any) -> UpdateRule:
