@@ -144,7 +144,7 @@ def test_layers_are_measured_between_recorded_steps() -> None:
         for stepper, norms in ((recorded, ours), (eager, theirs)):
             losses(stepper, 6)
             stepper.step([some_batch(0)], 1e-3, norms)
-        for kind in ("gradient", "update", "residual"):
+        for kind in ("gradient", "update", "residual", "attention_logit", "cross_attention_logit"):
             for side, layers in getattr(theirs, kind).items():
                 assert len(layers) == 3
                 # The gradient of a key's bias is 0 but for rounding, which Adam makes as large as any other.

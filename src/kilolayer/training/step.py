@@ -120,8 +120,7 @@ class Stepper:
 
     def accumulate(self, *parts: Tensor) -> None:
         """Forward and backward of one batch; adds to the gradients and to the sums of both losses."""
-        # Not where steps are recorded: the layers would be compiled a second time, for these alone.
-        with self.meter.recording_logits(self.form) if self.measures and not self.recorder.records else nullcontext():
+        with self.meter.recording_logits(self.form) if self.measures else nullcontext():
             loss = self.loss(self.form, parts, hidden_states=self.measures)
         total, out = loss.total, loss.output
         if self.measures:

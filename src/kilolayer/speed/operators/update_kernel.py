@@ -220,14 +220,14 @@ def _add_gradients(tensor_of, start_of, sizes, offsets, gradients, sums, GRADIEN
         start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
         sum_at = sums + tl.multiple_of(tl.load(offsets + index), 64) + start
         gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16)
-        offsets = tl.arange(0, SIZE)
+        within = tl.arange(0, SIZE)
         left = tl.load(sizes + index) - start
         if left >= SIZE:
-            tl.store(sum_at + offsets, tl.load(sum_at + offsets) + tl.load(gradient_at + offsets).to(tl.float32))
+            tl.store(sum_at + within, tl.load(sum_at + within) + tl.load(gradient_at + within).to(tl.float32))
         else:
-            inside = offsets < left
-            gradient = tl.load(gradient_at + offsets, mask=inside).to(tl.float32)
-            tl.store(sum_at + offsets, tl.load(sum_at + offsets, mask=inside) + gradient, mask=inside)
+            inside = within < left
+            gradient = tl.load(gradient_at + within, mask=inside).to(tl.float32)
+            tl.store(sum_at + within, tl.load(sum_at + within, mask=inside) + gradient, mask=inside)
 
 
 @triton.jit
