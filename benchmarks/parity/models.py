@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -37,7 +42,8 @@ class System:
 
     def build(self, size: Size) -> nn.Module:
         """The model, on torch's default device; its forward takes source and target ids and returns logits."""
-        return {"torchscale": TorchScale, "rezero": AuthorsReZero, "kilolayer": Kilolayer}[self.library](self, size)
+        kinds = {"torchscale": TorchScale, "rezero": AuthorsReZero, "fixup": AuthorsFixup, "kilolayer": Kilolayer}
+        return kinds[self.library](self, size)
 
 
 class Kilolayer(nn.Module):
@@ -155,6 +161,75 @@ class AuthorsReZero(nn.Module):
         """int64 [rows, length] to [length, rows, dim]."""
         x = self.table(ids) * math.sqrt(self.table.embedding_dim)
         return self.dropout(x + self.positions(ids)).transpose(0, 1)
+
+
+class AuthorsFixup(nn.Module):
+    """The layers of github.com/hongyi-zhang/Fixup, by R-Fixup's authors, between the embeddings that the other models have.
+
+    Its cross-attention starts as in a model of 12 sublayers, whatever the depth: an oversight that is kept here.
+    """
+
+    def __init__(self, system: System, size: Size) -> None:
+        super().__init__()
+        theirs = fixup_modules()
+        options = {"attention_dropout": 0.0, "relu_dropout": 0.0, "dropout": size.dropout}
+        for side in ("encoder", "decoder"):
+            options |= {f"{side}_layers": size.layers, f"{side}_embed_dim": size.dim, f"{side}_attention_heads": size.heads}
+            options |= {f"{side}_ffn_embed_dim": size.ffn_dim, f"{side}_normalize_before": False}
+        own = SimpleNamespace(**options)
+        self.table = theirs.Embedding(size.vocabulary, size.dim, PAD)
+        self.positions = SinusoidalPositions(size.dim)
+        self.dropout = nn.Dropout(size.dropout)
+        self.encoder = nn.ModuleList(theirs.TransformerZeroEncoderLayer(own) for _ in range(size.layers))
+        self.decoder = nn.ModuleList(theirs.TransformerZeroDecoderLayer(own) for _ in range(size.layers))
+        self.encoder_top = nn.Sequential(theirs.LayerShift(), theirs.LayerScale())
+        self.decoder_top = theirs.LayerShift()
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        """int64 [rows, length] each to logits [rows, target length, vocabulary]."""
+        memory, padding = self._embed(source), source == PAD
+        for layer in self.encoder:
+            memory = layer(memory, padding)
+        memory, x = self.encoder_top(memory), self._embed(target)
+        for layer in self.decoder:
+            x, _ = layer(x, memory, padding, None)
+        return nn.functional.linear(self.decoder_top(x).transpose(0, 1), self.table.weight)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """int64 [rows, length] to [length, rows, dim]."""
+        x = self.table(ids) * math.sqrt(self.table.embedding_dim)
+        return self.dropout(x + self.positions(ids)).transpose(0, 1)
+
+
+@cache
+def fixup_modules() -> Any:
+    """transformer_zero.py of Fixup's authors, without the fairseq of 2019, of which its layers need one function.
+
+    The folder `fairseq` of a clone must be on the PYTHONPATH.
+    """
+    folder = next(path for path in map(Path, sys.path) if (path / "fairseq/models/transformer_zero.py").exists())
+    unused = ("AdaptiveSoftmax", "CharacterTokenEmbedder", "LearnedPositionalEmbedding", "MultiheadAttention")
+    bases = ("FairseqIncrementalDecoder", "FairseqEncoder", "FairseqLanguageModel", "FairseqModel")
+    contents: dict[str, dict[str, Any]] = {
+        "fairseq": {},
+        "fairseq.options": {},
+        "fairseq.utils": {"fill_with_neg_inf": lambda each: each.float().fill_(-math.inf).type_as(each)},
+        "fairseq.modules": dict.fromkeys((*unused, "SinusoidalPositionalEmbedding")),
+        "fairseq.models": dict.fromkeys(bases, nn.Module)
+        | dict.fromkeys(("register_model", "register_model_architecture"), lambda *_: lambda each: each),
+    }
+    for name, values in contents.items():
+        module = ModuleType(name)
+        module.__path__ = [str(folder / name.replace(".", "/"))]
+        vars(module).update(values)
+        sys.modules[name] = module
+        if "." in name:
+            setattr(sys.modules["fairseq"], name.partition(".")[2], module)
+    attention = importlib.import_module("fairseq.modules.multihead_attention_zero").MultiheadAttentionZero
+    vars(sys.modules["fairseq.modules"])["MultiheadAttentionZero"] = attention
+    views = attention.in_proj_qkv
+    attention.in_proj_qkv = lambda *inputs: [part.clone() for part in views(*inputs)]  # it multiplies in place
+    return importlib.import_module("fairseq.models.transformer_zero")
 
 
 class SinusoidalPositions(nn.Module):

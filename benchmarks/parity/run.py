@@ -1,11 +1,11 @@
-"""The modules of TorchScale and of ReZero's authors, and Kilolayer's, in one loop (loop.py) that none of them wrote.
+"""The modules of TorchScale, ReZero's and Fixup's authors, and Kilolayer, in one loop (loop.py) that none of them wrote.
 
 python benchmarks/parity/run.py WORK [--parallel 12] [--seconds 600] [--rows post_ln-6 ...] [--tiny]
 
 Every row trains at four learning rates with the first seed; where the best one is at the edge of the grid, the grid grows by
 factors of 2; then the second and third seeds train at the best. The results of finished runs are kept in WORK, so that the same
 command goes on; results.json and table.md are written from them by `table.py`. Needs KILOLAYER_DATA, and TorchScale
-(benchmarks/speed/peers.sh) and the package `rezero` on the PYTHONPATH.
+(benchmarks/speed/peers.sh), the package `rezero` and the folder `fairseq` of github.com/hongyi-zhang/Fixup on the PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def rows() -> dict[str, tuple[list[System], int]]:
                 others = ("torch",) if method in ("sub_ln", "deepnorm") else ("fairseq", "xavier")
                 systems += [System("kilolayer", method, {"init": init}) for init in others]
             found[f"{method}-{layers}"] = (systems, layers)
-        found[f"rezero-{layers}"] = ([System("rezero", "rezero"), System("kilolayer", "rezero")], layers)
+        for library, method in (("rezero", "rezero"), ("fixup", "r_fixup")):
+            found[f"{method}-{layers}"] = ([System(library, method), System("kilolayer", method)], layers)
     return found
 
 
@@ -161,7 +162,7 @@ def main() -> None:
     chosen = {name: row for name, row in rows().items() if not options.rows or name in options.rows}
     series = [Row(system, layers, length) for systems, layers in chosen.values() for system in systems]
     if not options.rows:
-        deep = {"deepnorm": ("torchscale", 1e-3), "rezero": ("rezero", 4e-3)}
+        deep = {"deepnorm": ("torchscale", 1e-3), "rezero": ("rezero", 4e-3), "r_fixup": ("fixup", 4e-3)}
         for method, (authors, lr) in deep.items():
             series += [Single(System(library, method), 50, length, lr) for library in (authors, "kilolayer")]
     deadline = time.monotonic() + options.seconds

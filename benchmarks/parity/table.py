@@ -31,7 +31,7 @@ def series_of(runs: list[Run]) -> dict[tuple[str, int, str], list[Run]]:
 
 def system_of(run: Run) -> str:
     if run["library"] != "kilolayer":
-        return {"torchscale": "TorchScale", "rezero": "ReZero's authors"}[run["library"]]
+        return {"torchscale": "TorchScale", "rezero": "ReZero's authors", "fixup": "Fixup's authors"}[run["library"]]
     init = run["options"].get("init")
     return f"Kilolayer, init={init}" if init else "Kilolayer"
 
