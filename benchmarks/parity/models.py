@@ -210,7 +210,7 @@ def fixup_modules() -> Any:
     folder = next(path for path in map(Path, sys.path) if (path / "fairseq/models/transformer_zero.py").exists())
     unused = ("AdaptiveSoftmax", "CharacterTokenEmbedder", "LearnedPositionalEmbedding", "MultiheadAttention")
     bases = ("FairseqIncrementalDecoder", "FairseqEncoder", "FairseqLanguageModel", "FairseqModel")
-    contents: dict[str, dict[str, Any]] = {
+    contents: dict[str, Any] = {
         "fairseq": {},
         "fairseq.options": {},
         "fairseq.utils": {"fill_with_neg_inf": lambda each: each.float().fill_(-math.inf).type_as(each)},

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from models import AuthorsFixup, Kilolayer, Size, System
@@ -27,7 +28,7 @@ class OurSinusoids(nn.Module):
         return sinusoids(torch.arange(ids.shape[1])[None], SIZE.dim, torch.float64)
 
 
-def pairs(theirs: AuthorsFixup) -> dict[str, Tensor]:
+def pairs(theirs: Any) -> dict[str, Tensor]:
     """Their weights under our names. They subtract shifts, and we add them."""
     found = {
         "embedding.weight": theirs.table.weight,
@@ -61,7 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
-    theirs = AuthorsFixup(System("fixup", "r_fixup"), SIZE)
+    theirs: Any = AuthorsFixup(System("fixup", "r_fixup"), SIZE)
     ours = Kilolayer(System("kilolayer", "r_fixup"), SIZE).model.double()
     theirs.positions = OurSinusoids()
     for weight in theirs.parameters():
