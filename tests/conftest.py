@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from undrawn_charts import undrawn_charts
 
 from kilolayer.speed.int8_product import why_not_int8
 
@@ -12,6 +13,12 @@ from kilolayer.speed.int8_product import why_not_int8
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _undrawn_charts() -> Iterator[None]:
+    with undrawn_charts():
         yield
 
 

@@ -8,7 +8,6 @@ import shlex
 from pathlib import Path
 
 import pytest
-from undrawn_charts import undrawn_charts
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -41,8 +40,7 @@ def test_python_runs_as_written(page: Path, monkeypatch: pytest.MonkeyPatch) -> 
         optimizers.find(name)
     for each in (registry, optimizers):  # a page may register a recipe or an optimizer
         monkeypatch.setattr(each, "_registry", each._registry.copy())
-    with undrawn_charts():
-        exec("\n".join(blocks(page, "python")), {})
+    exec("\n".join(blocks(page, "python")), {})
 
 
 def commands() -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from undrawn_charts import EMPTY
 
 import kilolayer
 from kilolayer.speed.operators import kernels
@@ -61,20 +62,13 @@ assert reader.scores(source="valid.en", reference="valid.de")["test"]["bleu"]["v
 writer = kl.load("runs/causal_lm", device="cpu")
 assert isinstance(writer.generate("the", max_tokens=5, greedy=True), str)
 assert writer.scores()["test"]["loss"]["value"] > 0
-loaded = [name for name in sys.modules if name.startswith("kilolayer.speed")]
-assert not loaded, loaded
-print(kl.__file__)
-"""
-
-COMPARISON = """
-import kilolayer as kl
-from small_plain_runs import text_model
-
 table = text_model()
 table["train"]["steps"] = 2
-found = kl.run_comparison(table, {"model.recipe": ["pre_ln"]}, folder="compared", parallel=1)
-(row,) = found.rows()
-assert row["outcome"] != "failed" and not found.failures()
+compared = kl.run_comparison(table, {"model.recipe": ["pre_ln"]}, folder="compared", parallel=1)
+(row,) = compared.rows()
+assert row["outcome"] != "failed" and not compared.failures()
+loaded = [name for name in sys.modules if name.startswith("kilolayer.speed")]
+assert not loaded, loaded
 print(kl.__file__, row["step"], min(value for value in row.values() if isinstance(value, float)) > 0)
 """
 
@@ -117,9 +111,11 @@ def text_model() -> dict:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a copy of the package that has no `speed/`."""
+    """A folder with a copy of the package that has no `speed/` and draws nothing, which would take most of the time."""
     folder, source = tmp_path_factory.mktemp("plain"), Path(kilolayer.__file__).parent
     shutil.copytree(source, folder / "kilolayer", ignore=shutil.ignore_patterns("__pycache__", "speed"))
+    with (folder / "kilolayer/report/figure.py").open("a") as file:
+        file.write(f"\n\nFigure.savefig = lambda figure, buffer, **options: buffer.write({EMPTY!r})\n")
     (folder / "small_plain_runs.py").write_text(TABLES, encoding="utf-8")
     return folder
 
@@ -148,16 +144,15 @@ NOISE = {"modules": 0.0, "operators": 20 * 2**-24}
 
 
 @pytest.fixture(scope="module")
-def plain(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with runs that were trained, loaded and used without the two folders."""
+def plain(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with runs that were trained, loaded, used and compared without `speed/`, and what was printed."""
     folder = tmp_path_factory.mktemp("plain_runs")
-    run(RUNS, home, folder)
-    return folder
+    return folder, run(RUNS, home, folder)
 
 
 @pytest.mark.parametrize("by", NOISE)
 def test_runs_without_speed_end_with_the_weights_of_the_fast_form(
-    by: str, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by: str, plain: tuple[Path, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fast form as a CPU runs it, and by the operators that a GPU has kernels for, through their plain formulas."""
     monkeypatch.chdir(tmp_path)
@@ -166,7 +161,7 @@ def test_runs_without_speed_end_with_the_weights_of_the_fast_form(
     for table in (tables["translator"](), tables["text_model"]()):
         with kernels.assumed("cpu") if by == "operators" else nullcontext():
             kilolayer.train(table, run=f"runs/{table['task']}")
-        ours, theirs = (weights(folder / "runs" / table["task"]) for folder in (plain, tmp_path))
+        ours, theirs = (weights(folder / "runs" / table["task"]) for folder in (plain[0], tmp_path))
         assert ours.keys() == theirs.keys()
         apart = {name: float((ours[name] - theirs[name]).abs().max()) for name in ours}
         assert max(apart.values()) <= NOISE[by], apart
@@ -176,5 +171,5 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "checkpoints" / "step-00000020" / "model.safetensors")
 
 
-def test_runs_are_compared_without_speed(home: Path, tmp_path: Path) -> None:
-    assert run(COMPARISON, home, tmp_path) == ["2", "True"]
+def test_runs_are_compared_without_speed(plain: tuple[Path, list[str]]) -> None:
+    assert plain[1] == ["2", "True"]

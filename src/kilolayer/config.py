@@ -88,6 +88,11 @@ class Range:
         return str(self)
 
 
+@cache  # every configuration is checked, and to evaluate annotations takes a millisecond
+def _type_hints(cls: type[DataclassInstance]) -> Mapping[str, Any]:
+    return typing.get_type_hints(cls)
+
+
 ANY_NUMBER = Range(least=-(2**63), most=2**63 - 1)
 
 
@@ -98,7 +103,7 @@ def bounded(default: Any, **ends: float) -> Any:
 
 def check(config: DataclassInstance) -> None:
     """Raise unless every field holds a value of its annotated type within its range; call it in `__post_init__`."""
-    hints = typing.get_type_hints(type(config))
+    hints = _type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
@@ -126,7 +131,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
     if complete := getattr(cls, "complete", None):
         table = complete(table)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     values: Table = {}
     for name, value in table.items():
         inside = f"{where}.{name}" if where else name
@@ -146,7 +151,7 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
 
 def convert_fields(config: DataclassInstance) -> None:
     """Convert constructor arguments in TOML form, a table or "none", to the types of their fields; call it before `check`."""
-    hints = typing.get_type_hints(type(config))
+    hints = _type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if isinstance(value, str | Mapping) or "parse" in field.metadata:
@@ -168,7 +173,7 @@ def _value_of(field: dataclasses.Field[Any], hint: Any, value: Any, path: str) -
 
 def option_paths(cls: type[DataclassInstance], section: str = "") -> Iterator[str]:
     """The dotted names of all options of a configuration: `task`, `model.dim`, `model.moe.experts`."""
-    hints = typing.get_type_hints(cls)
+    hints = _type_hints(cls)
     for field in dataclasses.fields(cls):
         path = f"{section}.{field.name}".lstrip(".")
         inner = None if field.metadata.get("parse") else section_of(hints[field.name])
@@ -464,7 +469,7 @@ def _replaced(cls: type[DataclassInstance], table: Table, typed: Mapping[str, An
     """The table without the options that typed options of the same table replace."""
     if choose := getattr(cls, "choose", None):
         cls = choose({**table, **typed})
-    kept, hints = dict(table), typing.get_type_hints(cls)
+    kept, hints = dict(table), _type_hints(cls)
     for name, value in typed.items():
         for other in getattr(cls, "replaces", {}).get(name, ()):
             if other not in typed and value != "none":

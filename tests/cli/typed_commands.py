@@ -8,7 +8,7 @@ from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
-from undrawn_charts import undrawn_charts
+from undrawn_charts import drawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.data.grammar import pairs
@@ -67,7 +67,7 @@ def write_corpus(folder: Path) -> Path:
 def quietly(*words: object, draws: bool = False) -> tuple[int, str, str]:
     """Exit code, standard output and error of a command. draws: whether the charts of its page are drawn."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), nullcontext() if draws else undrawn_charts():
+    with redirect_stdout(out), redirect_stderr(err), drawn_charts() if draws else nullcontext():
         code = main([str(word) for word in words])
     return code, out.getvalue(), err.getvalue()
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from undrawn_charts import undrawn_charts
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -80,7 +79,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def typed(*words: object) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of a command."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err, undrawn_charts():
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         code = main([str(word) for word in words])
     return code, out.getvalue(), err.getvalue()
 

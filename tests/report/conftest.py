@@ -1,7 +1,13 @@
 from collections.abc import Iterator
 
 import pytest
-from undrawn_charts import undrawn_charts
+from undrawn_charts import drawn_charts, undrawn_charts
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _drawn_charts() -> Iterator[None]:
+    with drawn_charts():
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from made_up_runs import NO_RESULT, run_of, translated, two_seeds
-from undrawn_charts import undrawn_charts
 
 from kilolayer.reproduce.base import Found, get
 from kilolayer.reproduce.cells import cell_of
@@ -57,8 +56,7 @@ def test_figure_2_is_judged_by_its_rule(word: str, found: Found) -> None:
     reproduction = get("deepnet-figure2")
     assert reproduction.judge(found).word == word
     assert reproduction.numbers(found).header[-4:] == ["step 1", "step 100", "step 1000", "validation loss"]
-    with undrawn_charts():
-        assert len(reproduction.panels(found)) == 4
+    assert len(reproduction.panels(found)) == 4
     for run in found["runs"]["Post-LN"]:
         run["last_layer"] = None  # of another session, whose folder is gone
     if word == "held":
@@ -96,8 +94,7 @@ def test_figure_3_is_judged_by_its_rule(word: str, warm: Any, init: Any) -> None
     reproduction = get("deepnet-figure3")
     assert reproduction.judge(found).word == word
     assert reproduction.numbers(found).rows[0][1:] == ["10", "28", "2", "1e-06"]
-    with undrawn_charts():
-        assert len(reproduction.panels(found)) == 2
+    assert len(reproduction.panels(found)) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,8 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from run_by_command import printed
 from small_runs import SMALL, write_corpus
-from undrawn_charts import undrawn_charts
 
 from kilolayer.config import dump
 
@@ -23,9 +21,3 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         said = printed("train", folder / f"{task}.toml", "--run", folder / task)
         (folder / f"{task}.txt").write_text(said)
     return {task: folder / task for task in SMALL}
-
-
-@pytest.fixture(autouse=True)
-def _undrawn_charts() -> Iterator[None]:
-    with undrawn_charts():
-        yield

@@ -1,4 +1,7 @@
-"""Pages with empty charts: to draw them takes most of the time of a command that trains a small run."""
+"""Pages with empty charts: to draw them takes most of the time of a command that trains a small run.
+
+All tests run so; those of tests/report, and what else looks at a picture, draw.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,12 @@ import pytest
 from matplotlib.figure import Figure
 
 EMPTY = '<svg viewBox="0 0 1 1"></svg>'
+draw = Figure.savefig
 
 
 @contextmanager
 def undrawn_charts() -> Iterator[None]:
-    """Figures are made as ever, but their SVG is empty; tests/report draws them."""
-    draw = Figure.savefig
+    """Figures are made as ever, but their SVG is empty."""
 
     def savefig(figure: Figure, file: Any, **options: Any) -> None:
         if options["format"] == "svg":
@@ -25,4 +28,12 @@ def undrawn_charts() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", savefig)
+        yield
+
+
+@contextmanager
+def drawn_charts() -> Iterator[None]:
+    """Within `undrawn_charts`, figures are drawn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", draw)
         yield

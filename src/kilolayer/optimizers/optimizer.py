@@ -287,7 +287,8 @@ def _group(model: nn.Module, rule: UpdateRule, layer_decay: float) -> list[Group
         own, kind = rule.rule_for(factors, weight.shape)
         key = (weight.dtype, factors.is_matrix, factors.of_experts, factors.decay, factors.eps, own, kind)
         members.setdefault(key, []).append((name, weight, factors.lr))
-        rules[key] = own.with_factors(factors.decay, factors.eps), factors.of_experts
+        if key not in rules:
+            rules[key] = own.with_factors(factors.decay, factors.eps), factors.of_experts
     return [
         Group(
             [name for name, _, _ in few],
