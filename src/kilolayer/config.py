@@ -102,7 +102,10 @@ def bounded(default: Any, **ends: float) -> Any:
 
 
 def check(config: DataclassInstance) -> None:
-    """Raise unless every field holds a value of its annotated type within its range; call it in `__post_init__`."""
+    """Raise unless every field holds a value of its annotated type within its range.
+
+    `build` calls it; a class that is also made by its constructor calls it in `__post_init__`.
+    """
     hints = _type_hints(type(config))
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
@@ -142,7 +145,9 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
             raise unknown(name, fields, where=where, beside=[each for each in table if each not in fields])
         values[name] = _value_of(fields[name], hints[name], value, inside)
     try:
-        return cls(**values)
+        built = cls(**values)
+        check(built)
+        return built
     except OptionError as error:
         if isinstance(error, UnusedOptionError) and where:
             error = error.below(where)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import kilolayer as kl
-from kilolayer.cli.main import main, subcommands_for
+from kilolayer.cli.main import main, subcommands
 from kilolayer.config import build
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +37,12 @@ def test_help_answers_at_once_and_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, check=False).returncode == 4
 
 
-@pytest.mark.parametrize("verb", subcommands_for())
+@pytest.mark.parametrize("verb", subcommands())
 def test_every_verb_has_its_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])
     assert ended.value.code == 0
-    assert subcommands_for()[verb].summary.split(",")[0] in " ".join(capsys.readouterr().out.split())
+    assert subcommands()[verb].summary.split(",")[0] in " ".join(capsys.readouterr().out.split())
 
 
 def help_of_train(columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:

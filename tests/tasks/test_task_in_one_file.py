@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks import registry
 
 PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text()
@@ -78,6 +78,88 @@ def test_it_adds_a_verb(trained: Any, pictures: ModuleType, tmp_path: Path, caps
     assert capsys.readouterr().out.split() == trained.classify(pixels)
     assert main(["generate", str(trained.folder), "--prompt", "a"]) == 2
     assert f"kilolayer look {trained.folder}" in capsys.readouterr().err
+
+
+def helped(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    with pytest.raises(SystemExit):
+        main([str(word) for word in words])
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_help_lists_its_verb_where_it_is_named(folder: Path, trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    about = "look classify the pictures in a file of numpy"
+    for named in (trained.folder, folder / "pictures.toml", "pictures:PictureTask"):
+        assert about in helped(capsys, "--help", named)
+    alone = helped(capsys, "--help")
+    assert about not in alone
+    assert "kilolayer --help my_module:MyTask" in alone
+    assert about not in helped(capsys, "--help", folder / "none")
+    assert main(["--help", "no_such_module:Task"]) == 2
+    assert "there is no module 'no_such_module'" in capsys.readouterr().err
+    assert main(["look", "--help"]) == 2
+    assert "of a task of your own, followed by a run folder of it" in capsys.readouterr().err
+    assert "an array [pictures, height, width]" in helped(capsys, "look", trained.folder, "--help")
+    assert registry.names() == ["causal_lm", "classify", "masked_lm", "translation"]
+
+
+def test_help_of_train_lists_its_tables(folder: Path, trained: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "Standard deviation of the noise on each pixel. (0 to 10) [0.3]"
+    assert text not in helped(capsys, "train", "--help")
+    assert text in helped(capsys, "train", folder / "pictures.toml", "--help")
+    assert "pictures.tested" in helped(capsys, "train", f"--resume={trained.folder}", "--help")
+
+
+def test_the_bounds_of_its_tables_hold(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(OptionError, match="noise is 11") as caught:
+        kl.train(folder / "pictures.toml", run=tmp_path / "run", pictures={"noise": 11})
+    assert caught.value.fix == "noise must be at least 0 and at most 10"
+    assert main(["plan", str(folder / "pictures.toml"), "--pictures.rows", "many"]) == 2
+    assert "rows is 'many'" in capsys.readouterr().err
+
+
+def test_a_verb_that_exists_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        block("python")
+        .replace('"look"', '"report"')
+        .replace('"pictures:', '"taken_verb:')
+        .replace('"pictures"', '"taken_verb"')
+    )
+    (folder / "taken_verb.py").write_text(code)
+    assert main(["--help", "taken_verb:PictureTask"]) == 2
+    assert (
+        "the verb 'report' of the task 'taken_verb:PictureTask' is already that of kilolayer.cli.report"
+        in capsys.readouterr().err
+    )
+    (folder / "taken_verb.py").unlink()
+
+
+EVALUATION = """
+from kilolayer.cli.output import show_line
+
+def add_flags(group):
+    group.add_argument("--shout", action="store_true", help="print it in capitals")
+
+def evaluate(run, options):
+    accuracy = f"accuracy {run.scores(options.device)['test']['accuracy']['value']:.3f}"
+    show_line(accuracy.upper() if options.shout else accuracy)
+    return 0
+"""
+
+
+def test_it_adds_flags_to_evaluate(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("python").replace('"pictures:', '"spoken:').replace("verbs=", 'evaluation="spoken_scores",\n        verbs=')
+    (tmp_path / "spoken.py").write_text(code)
+    (tmp_path / "spoken_scores.py").write_text(EVALUATION)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        tables = {**TINY, "train": {**TINY["train"], "steps": 2}}
+        run = kl.train({"task": "spoken:PictureTask"}, run=tmp_path / "run", **tables)
+        capsys.readouterr()
+        assert main(["evaluate", str(run.folder), "--shout"]) == 0
+        assert capsys.readouterr().out == f"ACCURACY {run.scores()['test']['accuracy']['value']:.3f}\n"
+        assert "print it in capitals" in helped(capsys, "evaluate", run.folder, "--help")
+    for module in ("spoken", "spoken_scores"):
+        sys.modules.pop(module, None)
 
 
 def test_it_adds_a_section_to_the_report(trained: Any) -> None:

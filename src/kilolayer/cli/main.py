@@ -21,8 +21,9 @@ from kilolayer import hints, terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import load
 from kilolayer.errors import InputError, KilolayerError, OptionError, file_fault, shown, unknown
+from kilolayer.importing import CLASS_PATH
 from kilolayer.tasks import registry
-from kilolayer.tasks.registry import Verb
+from kilolayer.tasks.registry import Registration, Verb
 from kilolayer.version import VERSION
 
 OWN_VERBS = {
@@ -135,13 +136,25 @@ def _let_first_process_report() -> None:
 
 
 def _run(words: list[str]) -> int:
-    parser = Parser(prog="kilolayer", description="Build and train very deep and very sparse Transformers.", allow_abbrev=False)
+    with registry.including(tasks_named_in(words)):
+        return _run_verb(words)
+
+
+def _run_verb(words: list[str]) -> int:
+    parser = Parser(
+        prog="kilolayer",
+        description="Build and train very deep and very sparse Transformers.",
+        epilog="A task of your own may add verbs. To list them too, name a run folder or a configuration of it, or its class: "
+        "kilolayer --help my_module:MyTask",
+        allow_abbrev=False,
+    )
     parser.add_argument("--version", action="version", version=f"kilolayer {VERSION}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     chosen = words[0] if words else "--help"
-    known = subcommands_for(words)
+    known = subcommands()
     if not chosen.startswith("-") and chosen not in known:
-        raise unknown(chosen, known, kind="verb")
+        error = unknown(chosen, known, kind="verb")
+        raise OptionError(error.what, fix=f"{error.fix}; or one of a task of your own, followed by a run folder of it")
     module = importlib.import_module(known[chosen].home) if chosen in known else None
     for verb, about in known.items():
         verb_parser = verbs.add_parser(verb, help=about.summary, description=about.summary, allow_abbrev=False)
@@ -157,17 +170,36 @@ def _run(words: list[str]) -> int:
     return module.run(active.parse_intermixed_args(words[1:]), typed)
 
 
-def subcommands_for(words: Sequence[str] = ()) -> dict[str, Verb]:
-    """All subcommands: the built-in ones, those of each task, and those of the (user-defined) task of a run in `words`."""
+def subcommands() -> dict[str, Verb]:
+    """All subcommands: those of all tasks, and those of each registered task."""
     own = {name: Verb(summary, f"kilolayer.cli.{name}") for name, summary in OWN_VERBS.items()}
-    first = {"train": own.pop("train")}
-    of_tasks = {name: verb for task in registry.all_of() for name, verb in task.verbs.items()}
-    known = first | of_tasks | own
-    if words and not words[0].startswith("-") and words[0] not in known:
-        for folder in map(Path, words[1:]):
-            with suppress(KilolayerError, OSError, ValueError):
-                known |= registry.get(load(folder / "config.toml").get("task", registry.DEFAULT)).verbs
-    return known
+    known = {"train": own["train"]}
+    for task in registry.all_of():
+        for name, verb in task.verbs.items():
+            if (before := (own | known).get(name, verb)).home != verb.home:
+                raise InputError(
+                    f"the verb {shown(name)} of the task {shown(task.name)} is already that of {before.home}",
+                    where=task.task,
+                    fix="give yours another name: Registration(verbs={...})",
+                )
+            known[name] = verb
+    return known | own
+
+
+def tasks_named_in(words: Sequence[str]) -> list[Registration]:
+    """The tasks of users whose run folder or configuration is among the words; after --help also `my_module:MyTask`."""
+    helps = words[:1] in (["--help"], ["-h"])
+    values = (word.partition("=")[2] if word.startswith("-") else word for word in words)
+    found: list[Registration] = []
+    for word in filter(None, values):
+        name = word if helps else ""
+        with suppress(KilolayerError, OSError, ValueError):
+            path = Path(word)
+            name = str(load(path if path.suffix == ".toml" else path / "config.toml").get("task", ""))
+        if CLASS_PATH.fullmatch(name):
+            with suppress(*() if helps else (KilolayerError,)):  # the verb reports it
+                found.append(registry.get(name))
+    return found
 
 
 def _check_flags(parser: argparse.ArgumentParser, words: list[str]) -> None:

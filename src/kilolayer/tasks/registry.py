@@ -5,7 +5,8 @@ This module is imported before torch, to show the help; a task's code is importe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -132,8 +133,20 @@ def get(name: str) -> Registration:
 
 
 def all_of() -> list[Registration]:
-    """All registered tasks, the default first."""
-    return sorted(_registry.values(), key=lambda each: (each.name != DEFAULT, each.name))
+    """All registered tasks: the default first, then the built-in ones, then those of users."""
+    return sorted(_registry.values(), key=lambda each: (each.name != DEFAULT, not is_built_in(each), each.name))
+
+
+@contextmanager
+def including(tasks: Iterable[Registration]) -> Iterator[None]:
+    """A context in which these tasks are registered too."""
+    added = {task.name: task for task in tasks if task.name not in _registry}
+    _registry.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            _registry.pop(name, None)
 
 
 def _of_class(cls: Any, path: str) -> Registration:
