@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Unpack
+
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.config import strict
 from kilolayer.layers.cache import Cache
-from kilolayer.layers.options import Activation, Positions
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
+from kilolayer.models.options import ModelOptions, takes_options
 from kilolayer.models.outputs import DecoderOutput
-from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
 
 class Decoder(Model):
     """A stack with causal attention: no position attends to later ones. The options are those of `ModelConfig`."""
 
-    @strict
+    @takes_options
     def __init__(
         self,
         vocab_size: int,
@@ -29,28 +28,10 @@ class Decoder(Model):
         layers: int,
         recipe: str | Recipe = recipes.DEFAULT,
         *,
-        kv_heads: int | None = None,
-        activation: Activation = "relu",
-        norm: str = "layer",
-        norm_eps: float = 1e-5,
-        qk_norm: bool = False,
-        positions: Positions = "sinusoidal",
-        max_length: int | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pad_id: int | None = 0,
         tie_embeddings: bool | None = None,
-        scale_embeddings: bool = True,
-        embedding_norm: bool = False,
-        output_bias: bool = False,
-        final_norm: bool | None = None,
-        moe: MoE | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self._build(ModelConfig.of("decoder", locals()), device, dtype)
+        self._build(ModelConfig.of("decoder", {**locals(), **options}), options.get("device"), options.get("dtype"))
 
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size

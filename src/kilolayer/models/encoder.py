@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import TokenTypes, check_range
-from kilolayer.layers.options import Activation, Positions
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
 from kilolayer.models.model import Model
+from kilolayer.models.options import ModelOptions, takes_options
 from kilolayer.models.output import OutputTransform
 from kilolayer.models.outputs import EncoderOutput
 from kilolayer.models.sequence_head import SequenceHead
-from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 from kilolayer.renamed import renamed_arguments
 
@@ -27,7 +26,7 @@ from kilolayer.renamed import renamed_arguments
 class Encoder(Model):
     """A stack in which every position attends to every other. The options are those of `ModelConfig`."""
 
-    @strict
+    @takes_options
     def __init__(
         self,
         vocab_size: int | None,
@@ -37,31 +36,13 @@ class Encoder(Model):
         layers: int,
         recipe: str | Recipe = recipes.DEFAULT,
         *,
-        kv_heads: int | None = None,
-        activation: Activation = "relu",
-        norm: str = "layer",
-        norm_eps: float = 1e-5,
-        qk_norm: bool = False,
-        positions: Positions = "sinusoidal",
-        max_length: int | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pad_id: int | None = 0,
         tie_embeddings: bool | None = None,
-        scale_embeddings: bool = True,
-        embedding_norm: bool = False,
         token_types: int | None = None,
         output_transform: bool = False,
-        output_bias: bool = False,
-        final_norm: bool | None = None,
-        moe: MoE | None = None,
         head: Head | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self._build(ModelConfig.of("encoder", locals()), device, dtype)
+        self._build(ModelConfig.of("encoder", {**locals(), **options}), options.get("device"), options.get("dtype"))
 
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size

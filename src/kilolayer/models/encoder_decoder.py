@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, Unpack
 
-import torch
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.config import strict
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.cache import Cache
 from kilolayer.layers.context import Sequences
-from kilolayer.layers.options import Activation, Positions
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
+from kilolayer.models.options import ModelOptions, takes_options
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput
-from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import Recipe
 
 
@@ -27,7 +24,7 @@ class EncoderDecoder(Model):
     layers: the number of layers of each stack whose own number is not given.
     """
 
-    @strict
+    @takes_options
     def __init__(
         self,
         vocab_size: int,
@@ -40,32 +37,14 @@ class EncoderDecoder(Model):
         *,
         layers: int | None = None,
         source_vocab_size: int | None = None,
-        kv_heads: int | None = None,
-        activation: Activation = "relu",
-        norm: str = "layer",
-        norm_eps: float = 1e-5,
-        qk_norm: bool = False,
-        positions: Positions = "sinusoidal",
-        max_length: int | None = None,
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        drop_path: float = 0.0,
-        pad_id: int | None = 0,
         tie_embeddings: bool | Literal["output"] | None = None,
-        scale_embeddings: bool = True,
-        embedding_norm: bool = False,
-        output_bias: bool = False,
-        final_norm: bool | None = None,
-        moe: MoE | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        config = ModelConfig.of("encoder_decoder", locals())
+        config = ModelConfig.of("encoder_decoder", {**locals(), **options})
         if layers is None and (encoder_layers is None or decoder_layers is None):
             fix = "give layers for both stacks, or encoder_layers and decoder_layers"
             raise OptionError("the number of layers is missing", where="in EncoderDecoder(...)", fix=fix)
-        self._build(config, device, dtype)
+        self._build(config, options.get("device"), options.get("dtype"))
 
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -48,6 +48,19 @@ class AdamKernel(NamedTuple):
     beta1: float
     beta2: float
     decoupled: bool
+
+
+class MatrixKernel(NamedTuple):
+    """For speed/operators/update_kernel.py: w <- (1 - lr decay) w - lr directions(u), u the running mean of the gradient.
+
+    nesterov: count the last gradient once more. directions: of stacked weights, [weights, ...] to the same shape. at_once: how
+    many numbers are stacked.
+    """
+
+    momentum: float
+    nesterov: bool
+    directions: Callable[[Tensor], Tensor]
+    at_once: int
 
 
 @dataclass(frozen=True)
@@ -93,8 +106,8 @@ class UpdateRule:
         raise NotImplementedError
 
     @property
-    def kernel(self) -> AdamKernel | None:
-        """The constants of the fused update of Adam's kind; None: there is no kernel for this rule."""
+    def kernel(self) -> AdamKernel | MatrixKernel | None:
+        """The constants of the kernels for updates of Adam's kind or of whole matrices; None: this rule has no kernel."""
         return None
 
     @property

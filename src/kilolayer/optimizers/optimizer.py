@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from kilolayer.errors import InputError
 from kilolayer.files.tensors import check_alike
 from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.shard import expert_group
-from kilolayer.optimizers.base import Number, Part, UpdateRule
+from kilolayer.optimizers.base import AdamKernel, MatrixKernel, Number, Part, UpdateRule
 from kilolayer.optimizers.group import ALIGNMENT, AT_ONCE, Group
 from kilolayer.optimizers.weight_factors import trained_weights
 from kilolayer.parallel.collectives import sum_over
@@ -169,11 +170,15 @@ class Optimizer:
         if self.waits and not bool(finite):
             return [torch.zeros(len(group.weights), device=self.device) for group in self.groups] if measures else None
         numbers = self.numbers(self.taken + 1)
-        served = self._update_by_kernel(numbers, scale, finite)
-        factor = float(scale) if self.waits else scale
+        factors = {id(each): torch.cat([each, scale.double().view(1)]).float() for each in numbers if self.kernel is not None}
+        if self.kernel is not None:
+            by_element = [isinstance(group.rule.kernel, AdamKernel) for group in self.groups]
+            self.kernel.update(
+                [factors[id(each)] if yes else None for each, yes in zip(numbers, by_element, strict=True)], finite
+            )
         norms = [
-            self._update_group(group, each, factor, finite, measures, is_served)
-            for group, each, is_served in zip(self.groups, numbers, served, strict=True)
+            self._update_group(index, each, factors.get(id(each)), float(scale) if self.waits else scale, finite, measures)
+            for index, each in enumerate(numbers)
         ]
         self.taken += 1 if self.waits else finite
         return [self.of_all(*pair) for pair in zip(self.groups, norms, strict=True)] if measures else None
@@ -215,37 +220,49 @@ class Optimizer:
                 directions[name] = group.rule.settled_direction(mean, weight, state, count)
         return directions
 
-    def _update_by_kernel(self, numbers: Sequence[Tensor], scale: Tensor, finite: Tensor) -> list[bool]:
-        """Update the groups whose rule the kernel supports; returns which they are."""
-        served = [self.kernel is not None and group.rule.kernel is not None for group in self.groups]
-        if self.kernel is not None and any(served):
-            factors = {id(each): torch.cat([each, scale.double().view(1)]).float() for each in numbers}
-            self.kernel.update([factors[id(each)] if yes else None for each, yes in zip(numbers, served, strict=True)], finite)
-        return served
-
     def _update_group(
-        self, group: Group, numbers: Tensor, scale: Number, finite: Tensor, measures: bool, is_served: bool
+        self, index: int, numbers: Tensor, factors: Tensor | None, scale: Number, finite: Tensor, measures: bool
     ) -> Tensor:
-        """Update one group by its rule unless the kernel has done so; returns the norms of the changes, if `measures`."""
+        """Update one group, unless the kernel has done so; returns the norms of the changes, if `measures`.
+
+        factors: numbers and scale, for the kernel.
+        """
+        group = self.groups[index]
         norms = torch.zeros(len(group.weights) if measures else 0, dtype=group.dtype, device=self.device)
         tensors = numbers.to(group.dtype).unbind()
+        compares = measures and not group.rule.changes_from_state
         with torch.no_grad():
-            if not is_served:
-                compares = measures and not group.rule.changes_from_state
-                values = numbers.tolist() if self.waits else tensors
-                for few, part in group.gradient_parts(scale, AT_ONCE if compares or not self.waits else None):
-                    before = [weight.clone() for weight in part.weights] if compares else []
-                    self._apply(group.rule, part, values, finite)
-                    group.round_masters(few)
-                    if compares:
-                        norms[few] = torch.stack(torch._foreach_norm(torch._foreach_sub(before, part.weights), 2))
+            values = numbers.tolist() if self.waits else tensors
+            for few, update in self._updates(index, values, factors, scale, finite, compares):
+                before = [group.precise[each].clone() for each in few] if compares else []
+                update()
+                if compares:
+                    after = [group.precise[each] for each in few]
+                    torch._foreach_copy_(
+                        [norms[each] for each in few], torch._foreach_norm(torch._foreach_sub(before, after), 2)
+                    )
             if measures and group.rule.changes_from_state:
                 changes = (group.rule.changes(part, tensors) for part in group.parts())
                 norms = torch.cat([torch.stack(torch._foreach_norm(few, 2)) for few in changes])
         return norms
 
-    def _apply(self, rule: UpdateRule, part: Part, numbers: Sequence[Number], finite: Tensor) -> None:
-        """Update a part by its rule, if finite: without waiting for that, by a copy of what is to stay."""
+    def _updates(
+        self, index: int, numbers: Sequence[Number], factors: Tensor | None, scale: Number, finite: Tensor, compares: bool
+    ) -> Iterator[tuple[list[int], Callable[[], None]]]:
+        """The indices of a few weights of a group, and what updates them, until all are updated that the kernel has not."""
+        group, kernel = self.groups[index], self.groups[index].rule.kernel
+        if self.kernel is None or kernel is None:
+            for few, part in group.gradient_parts(scale, AT_ONCE if compares or not self.waits else None):
+                yield few, partial(self._apply, group, few, part, numbers, finite)
+        elif isinstance(kernel, MatrixKernel):
+            count, at_once = len(group.weights), max(1, kernel.at_once // group.weights[0].numel())
+            for start in range(0, count, at_once):
+                few = range(start, min(start + at_once, count))
+                yield list(few), partial(self.kernel.update_matrices, index, few, factors, finite)
+
+    def _apply(self, group: Group, few: list[int], part: Part, numbers: Sequence[Number], finite: Tensor) -> None:
+        """Update a few weights by their rule, if finite: without waiting for that, by a copy of what is to stay."""
+        rule = group.rule
         if self.waits:
             rule.update(part, numbers)
         elif rule.guards:
@@ -256,6 +273,7 @@ class Optimizer:
             rule.update(part, numbers)
             for now, old in zip(changed, before, strict=True):
                 now.copy_(torch.where(finite, now, old))
+        group.round_masters(few)
 
     def precise(self) -> dict[str, Tensor]:
         """Every trained weight by name, in the highest precision that is held."""

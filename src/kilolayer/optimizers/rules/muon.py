@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.config import bounded
-from kilolayer.optimizers.base import Number, Part, UpdateRule
+from kilolayer.optimizers.base import MatrixKernel, Number, Part, UpdateRule
 from kilolayer.optimizers.hidden_matrices import hidden_matrices
 from kilolayer.optimizers.registry import register
 from kilolayer.optimizers.rules.adamw import AdamW
@@ -93,35 +94,36 @@ class Orthogonal(UpdateRule):
 
     def update(self, part: Part, numbers: Sequence[Number]) -> None:
         lr, _ = numbers
-        at_once = max(1, AT_ONCE // part.weights[0].numel())
-        for start in range(0, len(part.weights), at_once):
+        gradients, means = part.gradients, part.state["mean"]
+        if part.finite is not None:  # a step that is skipped repeats the mean, at a rate of 0
+            gradients = [torch.where(part.finite, *pair) for pair in zip(gradients, means, strict=True)]
+            lr = torch.where(part.finite, lr, 0.0)
+        torch._foreach_lerp_(means, gradients, 1 - self.momentum)
+        at_once = matrices_at_once(part.weights[0])
+        for start in range(0, len(means), at_once):
             few = slice(start, start + at_once)
-            weights, gradients, means = part.weights[few], part.gradients[few], part.state["mean"][few]
-            if part.finite is not None:  # a step that is skipped repeats the mean, at a rate of 0
-                gradients = [torch.where(part.finite, *pair) for pair in zip(gradients, means, strict=True)]
-                lr = torch.where(part.finite, lr, 0.0)
-            torch._foreach_lerp_(means, gradients, 1 - self.momentum)
-            inputs = torch._foreach_lerp(gradients, means, self.momentum) if self.nesterov else means
-            changes = list(self.directions(torch.stack(list(inputs))))
-            if self.decay:
-                torch._foreach_add_(changes, weights, alpha=self.decay)
-            torch._foreach_mul_(changes, part.rates[few])
-            torch._foreach_mul_(changes, lr)
-            torch._foreach_sub_(weights, changes)
+            inputs = torch._foreach_lerp(gradients[few], means[few], self.momentum) if self.nesterov else means[few]
+            changes = self.directions(torch.stack(list(inputs)))
+            for weight, change, rate in zip(part.weights[few], changes, part.rates[few], strict=True):
+                if self.decay:
+                    weight.mul_(1 - lr * rate * self.decay)
+                weight.sub_(change.to(weight.dtype).mul_(lr * rate))
+
+    @property
+    def kernel(self) -> MatrixKernel:
+        return MatrixKernel(self.momentum, self.nesterov, self.directions, AT_ONCE)
 
     def directions(self, inputs: Tensor) -> Tensor:
         """factor NS(u) of each projection of each weight: [weights, (experts,) sum of rows, columns] to the same shape."""
-        out = torch.empty_like(inputs)
-        starts = [sum(self.rows[:index]) for index in range(len(self.rows))]
-        for size in dict.fromkeys(self.rows):
-            own_starts = [start for start, rows in zip(starts, self.rows, strict=True) if rows == size]
-            stacked = torch.stack([inputs.narrow(-2, start, size) for start in own_starts])
-            matrices = stacked.flatten(0, -3)
-            few = matrices.split(max(1, AT_ONCE // matrices[0].numel()))
-            orthogonal = torch.cat([orthogonalized(each, self.iterations) for each in few]).view(stacked.shape)
-            for start, each in zip(own_starts, orthogonal, strict=True):
-                out.narrow(-2, start, size).copy_(each).mul_(self.factor_of(size, inputs.shape[-1]))
-        return out
+        columns, changes = inputs.shape[-1], []
+        equal = [(rows, len(list(few))) for rows, few in groupby(self.rows)]
+        for part, (rows, count) in zip(inputs.split([rows * count for rows, count in equal], -2), equal, strict=True):
+            stacked = part.unflatten(-2, (count, rows))
+            matrices = stacked.reshape(-1, rows, columns)
+            factor = self.factor_of(rows, columns)
+            few = [orthogonalized(each, self.iterations, factor) for each in matrices.split(matrices_at_once(matrices[0]))]
+            changes.append(_joined(few, 0).view(stacked.shape).flatten(-3, -2))
+        return _joined(changes, -2)
 
     def factor_of(self, rows: int, columns: int) -> float:
         """The factor on the learning rate of a matrix."""
@@ -138,17 +140,34 @@ class Orthogonal(UpdateRule):
         return self.directions(gradient[None])[0]
 
 
-def orthogonalized(matrices: Tensor, iterations: int) -> Tensor:
-    """U V^T, about, of matrices U S V^T: [matrices, rows, columns] to the same shape, by Newton-Schulz iterations.
+def matrices_at_once(matrix: Tensor) -> int:
+    """How many matrices of this size are orthogonalized together."""
+    return max(1, AT_ONCE // matrix.numel())
 
-    Each applies a x + b x^3 + c x^5 to all singular values x. On a GPU the products are in bf16.
+
+def orthogonalized(matrices: Tensor, iterations: int, factor: float = 1.0) -> Tensor:
+    """factor U V^T, about, of matrices U S V^T: [matrices, rows, columns] to the same shape, by Newton-Schulz iterations.
+
+    Each is x <- (a + b g + c g^2) x with g = x x^T, so that a x + b x^3 + c x^5 is applied to all singular values. With y =
+    c^(1/4) x and s = y y^T + b / (2 sqrt(c)) this is y <- (s^2 + a - b^2 / (4 c)) y: three products and two sums with a
+    diagonal. On a GPU the products are in bf16.
     """
     a, b, c = COEFFICIENTS
-    x = matrices / torch.linalg.matrix_norm(matrices, keepdim=True).clamp(min=SMALLEST)
-    x = x.bfloat16() if x.is_cuda else x
-    is_tall = x.shape[-2] > x.shape[-1]
-    x = x.mT if is_tall else x
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return x.mT if is_tall else x
+    wide = torch.promote_types(matrices.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True, dtype=wide).clamp(min=SMALLEST)
+    dtype = torch.bfloat16 if matrices.is_cuda else matrices.dtype
+    y = torch.mul(matrices, c**0.25 / norms, out=torch.empty(matrices.shape, dtype=dtype, device=matrices.device))
+    is_tall = y.shape[-2] > y.shape[-1]
+    for left in reversed(range(iterations)):
+        gram = y.mT @ y if is_tall else y @ y.mT
+        gram.diagonal(dim1=-2, dim2=-1).add_(b / (2 * math.sqrt(c)))
+        gram = gram @ gram
+        gram.diagonal(dim1=-2, dim2=-1).add_(a - b**2 / (4 * c))
+        if not left:  # where tall and wide matrices have fewer numbers
+            gram.mul_(factor / c**0.25)
+        y = y @ gram if is_tall else gram @ y
+    return y
+
+
+def _joined(tensors: list[Tensor], dim: int) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

@@ -9,9 +9,9 @@ each number once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, cast, get_args
 
 import torch
 import triton
@@ -60,6 +60,17 @@ class Constants(Protocol):
     def decoupled(self) -> bool: ...
 
 
+class MatrixConstants(Protocol):
+    """Of an update of whole matrices, with equal shapes in a group. directions: of stacked weights, the same shape."""
+
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
+    @property
+    def directions(self) -> Callable[[Tensor], Tensor]: ...
+
+
 class UpdateKernel:
     """Launches the kernels for the groups of an optimizer. constants: of each group's update; None if it has another one.
 
@@ -67,7 +78,7 @@ class UpdateKernel:
     `recording` gives the step its own tables and fills them afterwards.
     """
 
-    def __init__(self, groups: Sequence[WeightGroup], constants: Sequence[Constants | None]) -> None:
+    def __init__(self, groups: Sequence[WeightGroup], constants: Sequence[Constants | MatrixConstants | None]) -> None:
         self.groups, self.constants = groups, constants
         self.chunks = [Chunks(group) for group in groups]
         self.tables = self._new_tables()
@@ -83,6 +94,56 @@ class UpdateKernel:
         for index, each in enumerate(factors):
             if each is not None:
                 self._update_group(index, each, finite)
+
+    def update_matrices(self, index: int, few: range, factors: Tensor, finite: Tensor) -> None:
+        """Update a few weights of a group of matrices, after `update`, by two launches and what `directions` takes.
+
+        few: their indices. factors: fp32 [3]: lr, the number of the update, scale. A weight without a gradient does not change.
+        """
+        group, chunks, constants = self.groups[index], self.chunks[index], cast("MatrixConstants", self.constants[index])
+        gradient = next((each for each in group.gradients if each is not None), None)
+        if gradient is None:
+            return
+        size = group.weights[0].numel()
+        own = slice(few.start * triton.cdiv(size, CHUNK), few.stop * triton.cdiv(size, CHUNK))
+        tensor_of, start_of, gradients = chunks.tensor_of[own], chunks.start_of[own], self.tables["update"][index]
+        inputs = torch.empty(len(few), *group.weights[0].shape, dtype=torch.bfloat16, device=gradient.device)
+        _average[(len(tensor_of),)](
+            tensor_of,
+            start_of,
+            chunks.offsets,
+            gradients,
+            group.buffers["mean"],
+            inputs,
+            factors,
+            finite,
+            few.start,
+            size,
+            constants.momentum,
+            GRADIENT=TYPES[gradient.dtype],
+            NESTEROV=constants.nesterov,
+            SIZE=CHUNK,
+            num_warps=8,
+        )
+        _subtract[(len(tensor_of),)](
+            tensor_of,
+            start_of,
+            chunks.offsets,
+            chunks.rates,
+            gradients,
+            chunks.weights,
+            group.buffers.get("masters", factors),
+            constants.directions(inputs),
+            factors,
+            finite,
+            few.start,
+            size,
+            group.decay,
+            WEIGHT=TYPES[group.weights[0].dtype],
+            HAS_MASTER="masters" in group.buffers,
+            SIZE=CHUNK,
+            num_warps=8,
+        )
 
     def norms(self) -> list[Tensor]:
         """Return the norm of each group's gradients: fp64 [] each."""
@@ -113,11 +174,10 @@ class UpdateKernel:
 
     def _update_group(self, index: int, factors: Tensor, finite: Tensor) -> None:
         """Update one group in one launch."""
-        group, chunks, constants = self.groups[index], self.chunks[index], self.constants[index]
+        group, chunks, constants = self.groups[index], self.chunks[index], cast("Constants", self.constants[index])
         gradient = next((each for each in group.gradients if each is not None), None)
         if gradient is None:
             return
-        assert constants is not None
         means, squares = group.buffers["mean"], group.buffers["square"]
         _update[(len(chunks.tensor_of),)](
             chunks.tensor_of,
@@ -368,3 +428,73 @@ def _update(
                 DECOUPLED,
                 SIZE,
             )
+
+
+@triton.jit
+def _average(
+    tensor_of,
+    start_of,
+    offsets,
+    gradients,
+    means,
+    inputs,
+    factors,
+    finite,
+    first,
+    size,
+    momentum,
+    GRADIENT: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    index = tl.load(tensor_of + tl.program_id(0))
+    start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+    within = tl.arange(0, SIZE)
+    inside = within < size - start
+    input_at = inputs + (index - first) * size + start + within
+    address = tl.load(gradients + index)
+    if address == 0:
+        tl.store(input_at, tl.zeros([SIZE], dtype=tl.bfloat16), mask=inside)
+    elif tl.load(finite) != 0:
+        gradient_at = tl.multiple_of(address.to(tl.pointer_type(GRADIENT)) + start, 16) + within
+        mean_at = means + tl.multiple_of(tl.load(offsets + index), 64) + start + within
+        gradient = tl.load(gradient_at, mask=inside).to(tl.float32) * tl.load(factors + 2)
+        mean = tl.load(mean_at, mask=inside)
+        mean = mean + (1 - momentum) * (gradient - mean)
+        tl.store(mean_at, mean, mask=inside)
+        tl.store(input_at, (gradient + momentum * (mean - gradient) if NESTEROV else mean).to(tl.bfloat16), mask=inside)
+
+
+@triton.jit
+def _subtract(
+    tensor_of,
+    start_of,
+    offsets,
+    rates,
+    gradients,
+    weights,
+    masters,
+    directions,
+    factors,
+    finite,
+    first,
+    size,
+    decay,
+    WEIGHT: tl.constexpr,
+    HAS_MASTER: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    index = tl.load(tensor_of + tl.program_id(0))
+    if (tl.load(finite) != 0) & (tl.load(gradients + index) != 0):
+        start = tl.multiple_of(tl.load(start_of + tl.program_id(0)), 64)
+        within = tl.arange(0, SIZE)
+        inside = within < size - start
+        weight_at = tl.multiple_of(tl.load(weights + index).to(tl.pointer_type(WEIGHT)) + start, 16) + within
+        master_at = masters + tl.multiple_of(tl.load(offsets + index), 64) + start + within
+        direction = tl.load(directions + (index - first) * size + start + within, mask=inside).to(tl.float32)
+        lr = tl.load(factors) * tl.load(rates + index)
+        weight = tl.load(master_at if HAS_MASTER else weight_at, mask=inside).to(tl.float32)
+        weight = weight * (1 - lr * decay) - lr * direction
+        if HAS_MASTER:
+            tl.store(master_at, weight, mask=inside)
+        tl.store(weight_at, weight.to(weight_at.dtype.element_ty), mask=inside)

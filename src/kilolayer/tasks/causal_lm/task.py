@@ -23,7 +23,7 @@ from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask
-from kilolayer.tasks.token_loss import token_loss
+from kilolayer.tasks.token_loss import loss_of_tokens
 
 SAMPLES, PROMPT, CONTINUATION = 5, 100, 200  # in the report: texts, prompt tokens, generated tokens
 
@@ -41,7 +41,8 @@ class CausalLMTask(TextTask[CausalLMConfig]):
 
     def loss(self, model: Decoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: tokens and, as labels, the next token of each: int64 [rows, length]."""
-        return token_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
+        tokens, labels = parts
+        return loss_of_tokens(model, model(tokens, hidden_states=hidden_states), labels, self.config.train.label_smoothing)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         return (parts[0],)

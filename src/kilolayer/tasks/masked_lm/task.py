@@ -23,10 +23,10 @@ from kilolayer.generate.fill import decode_with_masks
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
 from kilolayer.runtime.recorder import Recorder
-from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.masked_lm.config import MaskedLMConfig
 from kilolayer.tasks.task import Loss
 from kilolayer.tasks.text_task import TextTask
+from kilolayer.tasks.token_loss import loss_of_tokens
 
 SAMPLES, SHOWN = 5, 100  # in the report: texts, and tokens of each
 
@@ -126,7 +126,4 @@ def _row_scores(model: Encoder, rows: FixedRows, masker: Masker, config: MaskedL
 def masked_loss(model: Encoder, parts: Sequence[Tensor], *, hidden_states: bool, smoothing: float) -> Loss:
     """The loss of the masked tokens of a `MaskedBatch`, given its parts."""
     inputs, labels = inputs_of(parts)
-    output = model(**inputs, hidden_states=hidden_states)
-    assert output.logits is not None
-    total, nll = runtime_of(model).token_losses(output.logits, labels, smoothing)
-    return Loss(total, nll, (labels != PAD).sum(), output)
+    return loss_of_tokens(model, model(**inputs, hidden_states=hidden_states), labels, smoothing)

@@ -35,7 +35,7 @@ from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.task import Answers, Loss, Task
-from kilolayer.tasks.token_loss import token_loss
+from kilolayer.tasks.token_loss import loss_of_tokens
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scores_of, write_translations
 
@@ -166,7 +166,9 @@ class TranslationTask(Task[TranslationConfig]):
 
     def loss(self, model: EncoderDecoder, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """Parts: source and target, int64 [rows, length], and labels, the target's next tokens."""
-        return token_loss(model, parts, hidden_states=hidden_states, smoothing=self.config.train.label_smoothing)
+        source, target, labels = parts
+        output = model(source, target, hidden_states=hidden_states)
+        return loss_of_tokens(model, output, labels, self.config.train.label_smoothing)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         source, target, labels = parts
