@@ -80,7 +80,9 @@ def number_positions(positions: Positions, inputs: Sequences, cache: Cache | Non
         ids, seen = cache.extend_branches(length)
         return TokenPositions(ids, cache.position_ids().to(device), Mask(values=seen[:, None]))
     past = cache.length if cache else 0
-    if inputs.segments is None and inputs.split is None:  # checked before the cache is extended, so that an error leaves it unchanged
+    if (
+        inputs.segments is None and inputs.split is None
+    ):  # checked before the cache is extended, so that an error leaves it unchanged
         positions.check_length(past + length)
     real = cache.extend(length, inputs.real) if cache else inputs.real
     everywhere = position_ids(past + length, device=device, real=real, segments=inputs.segments)

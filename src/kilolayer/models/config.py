@@ -179,7 +179,7 @@ class ModelConfig(LayerOptions):
             return
         if self.shape != "encoder":
             raise OptionError(
-                f"the shape {self.shape!r} cannot have multiway layers: nothing says of which modality a token is that it generates",
+                f"the shape {self.shape!r} cannot have multiway layers: nothing says of which modality a generated token is",
                 fix='remove multiway, or set shape = "encoder"',
             )
         if self.moe is not None:

@@ -95,8 +95,8 @@ class Encoder(Model):
         segments: int [batch, length], the document of each position; documents do not see each other.
         types: int64 [batch, length], the type of each token, such as its sentence in a pair; by default all are 0.
         positions: int64 [batch, k], the positions to predict; logits are then [batch, k, vocabulary].
-        split: with `multiway`, the number of positions of the first modality, 0 to length, the same for the whole batch. If both
-        embeddings and tokens are given, the embeddings come first, and the split is their number.
+        split: with `multiway`, the number of positions of the first modality, 0 to length, in every sequence of the batch. With
+        it, embeddings and tokens can both be given: the embeddings come first, and the split is their number.
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         if self.config.multiway and tokens is not None and embeddings is not None:
@@ -131,7 +131,9 @@ class Encoder(Model):
         given = self._read(None, None, embeddings, None, None)
         count = given.states.shape[1]
         if len(embeddings) != len(tokens):
-            raise InputError(f"embeddings of {len(embeddings)} sequences, and tokens of {len(tokens)}", fix="give as many of both")
+            raise InputError(
+                f"embeddings of {len(embeddings)} sequences, and tokens of {len(tokens)}", fix="give as many of both"
+            )
         if split not in (None, count):
             raise InputError(f"split is {split}, and there are {count} embeddings before the tokens", fix="remove split")
         if mask is None and embedded.real is not None:
@@ -141,11 +143,13 @@ class Encoder(Model):
     def _checked(self, split: int | None, length: int) -> int | None:
         if self.config.multiway is None:
             if split is not None:
-                raise InputError("this model has one set of weights for all positions", fix="remove split, or build it with multiway=2")
+                raise InputError(
+                    "this model has one set of weights for all positions", fix="remove split, or build it with multiway=2"
+                )
         elif not isinstance(split, int) or not 0 <= split <= length:
             raise InputError(
                 f"split is {shown(split)}",
-                fix=f"give the number of positions of the first modality, here 0 to {length}; without multiway, no split is needed",
+                fix=f"give the number of positions of the first modality, here 0 to {length}, or build it without multiway",
             )
         return split
 
