@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -14,6 +15,7 @@ from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.context import AttentionContext
 from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.multiway import Split, pair_modules
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_scale
 from kilolayer.layers.stream import LayerOutput, LayerState
@@ -105,11 +107,24 @@ class CrossBlock(Block):
         return self.run_feedforward(x, context)
 
 
+class MultiwayBlock(Block):
+    """A block whose norms and projections are pairs (multiway.py), one of each for each modality."""
+
+    def __init__(self, *values: Any, **options: Any) -> None:
+        super().__init__(*values, **options)
+        self.split = pair_modules(self, Split())
+
+    def forward(self, x: LayerState, context: AttentionContext, cache: KeyCache | None = None) -> LayerOutput:
+        # Set by every pass, because a recomputation in the backward pass may follow the pass of another batch.
+        self.split.position = context.split
+        return super().forward(x, context, cache)
+
+
 def make_block(
     options: LayerOptions, recipe: Recipe, side: Side, layer: int, depths: Depths, sparsity: Sparsity | None = None
 ) -> Block:
     """Build the block of one layer, counted from 1."""
-    kind = CrossBlock if side == "decoder" and depths.paired else Block
+    kind = CrossBlock if side == "decoder" and depths.paired else MultiwayBlock if options.multiway else Block
     return kind(options, recipe, side, layer, depths, sparsity if sparsity is not None and sparsity.has(layer) else None)
 
 

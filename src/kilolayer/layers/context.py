@@ -20,11 +20,13 @@ class Sequences:
 
     states: [batch, length, dim]. real: bool [batch, length], False at padding; None if nothing is padded.
     segments: int [batch, length], the document of each position in packed rows; None if each row is one document.
+    split: the number of positions of the first modality; None in a stack that has one set of weights for all.
     """
 
     states: Tensor
     real: Tensor | None = None
     segments: Tensor | None = None
+    split: int | None = None
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class AttentionContext:
     past: the number of positions already in the cache; with a cache of fixed size, the indices of the entries to write.
     memory: [batch, source, dim], the encoder's output; None without one, or if the caches hold its keys and values.
     memory_mask: for cross-attention. real: bool [batch, length], False at padding; None if nothing is padded.
+    split: the number of positions of the first modality, in a stack that has two.
     """
 
     mask: Mask
@@ -43,6 +46,7 @@ class AttentionContext:
     memory: Tensor | None = None
     memory_mask: Mask | None = None
     real: Tensor | None = None
+    split: int = 0
 
     def recording(self, largest_logit: Tensor, of_memory: Tensor) -> Self:
         """The same view, in which self- and cross-attention raise these numbers, fp32 [], to their largest logit."""
@@ -76,14 +80,32 @@ def number_positions(positions: Positions, inputs: Sequences, cache: Cache | Non
         ids, seen = cache.extend_branches(length)
         return TokenPositions(ids, cache.position_ids().to(device), Mask(values=seen[:, None]))
     past = cache.length if cache else 0
-    if inputs.segments is None:  # checked before the cache is extended, so that an error leaves it unchanged
+    if (
+        inputs.segments is None and inputs.split is None
+    ):  # checked before the cache is extended, so that an error leaves it unchanged
         positions.check_length(past + length)
     real = cache.extend(length, inputs.real) if cache else inputs.real
     everywhere = position_ids(past + length, device=device, real=real, segments=inputs.segments)
-    if inputs.segments is not None:
+    if inputs.segments is not None and inputs.split is None:
         positions.check_length(everywhere)
     mask = self_mask(length, causal=causal, device=device, real=real, segments=inputs.segments, past=past)
     return TokenPositions(everywhere[:, past:], everywhere, mask)
+
+
+def ids_at_input(positions: Positions, token_positions: TokenPositions, inputs: Sequences) -> Tensor:
+    """The positions that are added at the input: int [1 or batch, new]. Those of each modality are counted from 0.
+
+    So a modality has the same positions alone and after another one. Distances in attention are over the whole sequence.
+    """
+    if inputs.split is None:
+        return token_positions.ids
+    parts = []
+    for part in (slice(None, inputs.split), slice(inputs.split, None)):
+        real, segments = (None if each is None else each[:, part] for each in (inputs.real, inputs.segments))
+        length = inputs.states[:, part].shape[1]
+        parts.append(position_ids(length, device=inputs.states.device, real=real, segments=segments))
+        positions.check_length(length if inputs.segments is None else parts[-1])
+    return torch.cat(parts, dim=1)
 
 
 def make_context(
@@ -95,6 +117,7 @@ def make_context(
     memory: Tensor | None = None,
     memory_mask: Mask | None = None,
     real: Tensor | None = None,
+    split: int = 0,
 ) -> AttentionContext:
     """Build the context for layers whose matrix products are in `dtype`; bool masks are converted to float biases."""
     mask = token_positions.mask
@@ -102,7 +125,7 @@ def make_context(
         mask = mask.with_bias(positions.bias(token_positions.ids, token_positions.key_ids))
     memory_mask = None if memory_mask is None else memory_mask.as_bias(dtype)
     return AttentionContext(
-        mask.as_bias(dtype), make_rotation(positions, token_positions, dtype), past, memory, memory_mask, real
+        mask.as_bias(dtype), make_rotation(positions, token_positions, dtype), past, memory, memory_mask, real, split
     )
 
 

@@ -47,6 +47,9 @@ class LayerOptions:
     drop_path: float = bounded(0.0, least=0, below=1)
     """Probability that a sample skips a branch (stochastic depth); rises linearly with depth to this value in the last
     layer."""
+    multiway: int | None = bounded(None, least=2, most=2)
+    """Number of modalities with norms and projections of their own, for encoders: 2, or absent; see docs/multiway.md. The first
+    `split` positions of a batch are of the first modality. Attention is over the whole sequence. Default: none."""
 
     def __post_init__(self) -> None:
         check(self)

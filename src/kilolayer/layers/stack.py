@@ -18,7 +18,8 @@ from kilolayer.errors import InputError
 from kilolayer.layers.attention import Attention
 from kilolayer.layers.block import Block, Sparsity, make_block
 from kilolayer.layers.cache import Cache, KeyCache
-from kilolayer.layers.context import AttentionContext, Sequences, make_context, mask_of_memory, number_positions
+from kilolayer.layers.context import AttentionContext, Sequences, ids_at_input, make_context, mask_of_memory, number_positions
+from kilolayer.layers.multiway import Split, pair_modules
 from kilolayer.layers.norms.base import make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import Positions
@@ -100,12 +101,13 @@ class Stack(nn.Module):
         self.top_shift = make_shift(top.shift)
         self.top_scale = make_scale(Learned(1.0, "scalar") if top.scale else 1.0, options.dim)
         self.output_scale = make_scale(output_factor, options.dim)
+        self.split = pair_modules(self, Split()) if options.multiway else None
 
     @property
     def product_dtype(self) -> torch.dtype:
         """The dtype of matrix products, and so of queries, keys and values; states between layers may be more precise."""
         attention = self.attention_of_ours()
-        return next(self.blocks.parameters()).dtype if attention is None else attention.output.weight.dtype
+        return next(self.blocks.parameters()).dtype if attention is None else next(attention.output.parameters()).dtype
 
     def attention_of_ours(self) -> Attention | None:
         """The first self-attention that is not a user's own module; None if there is none."""
@@ -150,8 +152,12 @@ class Stack(nn.Module):
         self, inputs: Sequences, memory: Sequences | None, cache: Cache | None
     ) -> tuple[Tensor, AttentionContext]:
         """Prepare the layers' inputs: x [batch, length, dim] with positions and dropout, and the context of all layers."""
+        if self.split is not None:
+            assert inputs.split is not None
+            self.split.position = inputs.split
         token_positions = number_positions(self.positions, inputs, cache, causal=self.side == "decoder")
-        x = self.dropout(self.add_positions(inputs.states, token_positions.ids))
+        ids = ids_at_input(self.positions, token_positions, inputs)
+        x = self.dropout(self.add_positions(inputs.states, ids))
         context = make_context(
             self.positions,
             token_positions,
@@ -160,6 +166,7 @@ class Stack(nn.Module):
             memory=None if memory is None else memory.states,
             memory_mask=None if memory is None else mask_of_memory(inputs, memory),
             real=inputs.real,
+            split=inputs.split or 0,
         )
         return x, context
 

@@ -93,6 +93,7 @@ class ModelConfig(LayerOptions):
         self._check_final_norm()
         self._check_norm()
         self._check_experts()
+        self._check_multiway()
         self._check_input()
         self._check_head()
         self._check_output()
@@ -173,6 +174,20 @@ class ModelConfig(LayerOptions):
                 fix=f"every must be at most {deepest}",
             )
 
+    def _check_multiway(self) -> None:
+        if self.multiway is None:
+            return
+        if self.shape != "encoder":
+            raise OptionError(
+                f"the shape {self.shape!r} cannot have multiway layers: nothing says of which modality a generated token is",
+                fix='remove multiway, or set shape = "encoder"',
+            )
+        if self.moe is not None:
+            raise OptionError(
+                "multiway gives each modality a feed-forward network of its own, and experts replace these networks",
+                fix="remove multiway or moe",
+            )
+
     def _check_head(self) -> None:
         if self.head is not None and self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} cannot have a head", where="head", fix='set shape = "encoder"')
@@ -206,7 +221,7 @@ class ModelConfig(LayerOptions):
     def about_parameters(self) -> int:
         """Fewer parameters than the model has, but of the same order; found without building it."""
         networks = 1 if self.moe is None else self.moe.experts
-        layer = self.dim * (self.dim + self.ffn_dim * networks)
+        layer = self.dim * (self.dim + self.ffn_dim * networks) * (self.multiway or 1)
         tables = self.dim * ((self.vocab_size or 0) + (self.source_vocab_size or 0) + (self.max_length or 0))
         return tables + layer * (self.depths.encoder + self.depths.decoder)
 

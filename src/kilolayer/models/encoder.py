@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.errors import InputError
+from kilolayer.errors import InputError, shown
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import TokenTypes, check_range
 from kilolayer.models.config import ModelConfig
@@ -36,6 +36,7 @@ class Encoder(Model):
         layers: int,
         recipe: str | Recipe = recipes.DEFAULT,
         *,
+        multiway: int | None = None,
         tie_embeddings: bool | None = None,
         token_types: int | None = None,
         output_transform: bool = False,
@@ -64,6 +65,7 @@ class Encoder(Model):
         segments: Tensor | None = None,
         types: Tensor | None = None,
         positions: Tensor | None = None,
+        split: int | None = None,
         hidden_states: bool = False,
         attention_weights: bool = False,
     ) -> EncoderOutput:
@@ -74,9 +76,14 @@ class Encoder(Model):
         segments: int [batch, length], the document of each position; documents do not see each other.
         types: int64 [batch, length], the type of each token, such as its sentence in a pair; by default all are 0.
         positions: int64 [batch, k], the positions to predict; logits are then [batch, k, vocabulary].
+        split: with `multiway`, the number of positions of the first modality, 0 to length, in every sequence of the batch. With
+        it, embeddings and tokens can both be given: the embeddings come first, and the split is their number.
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
+        if self.config.multiway and tokens is not None and embeddings is not None:
+            tokens, embeddings, mask, split = None, *self._joined(tokens, embeddings, mask, split)
         inputs = self._typed(self._read(self.embedding, tokens, embeddings, mask, segments), types)
+        inputs = replace(inputs, split=self._checked(split, inputs.states.shape[1]))
         if positions is not None:
             self._check_positions(positions, inputs.states)
         out = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
@@ -96,6 +103,36 @@ class Encoder(Model):
                 fix=f"give int64 of shape [batch, k], here [{len(states)}, k]",
             )
         check_range("positions", positions, states.shape[1])
+
+    def _joined(
+        self, tokens: Tensor, embeddings: Tensor, mask: Tensor | None, split: int | None
+    ) -> tuple[Tensor, Tensor | None, int]:
+        """Embeddings and tokens as one sequence of embeddings, with its mask and its split."""
+        embedded = self._read(self.embedding, tokens, None, None, None)
+        given = self._read(None, None, embeddings, None, None)
+        count = given.states.shape[1]
+        if len(embeddings) != len(tokens):
+            raise InputError(
+                f"embeddings of {len(embeddings)} sequences, and tokens of {len(tokens)}", fix="give as many of both"
+            )
+        if split not in (None, count):
+            raise InputError(f"split is {split}, and there are {count} embeddings before the tokens", fix="remove split")
+        if mask is None and embedded.real is not None:
+            mask = torch.cat([embedded.real.new_ones(len(tokens), count), embedded.real], dim=1)
+        return torch.cat([given.states, embedded.states], dim=1), mask, count
+
+    def _checked(self, split: int | None, length: int) -> int | None:
+        if self.config.multiway is None:
+            if split is not None:
+                raise InputError(
+                    "this model has one set of weights for all positions", fix="remove split, or build it with multiway=2"
+                )
+        elif not isinstance(split, int) or not 0 <= split <= length:
+            raise InputError(
+                f"split is {shown(split)}",
+                fix=f"give the number of positions of the first modality, here 0 to {length}, or build it without multiway",
+            )
+        return split
 
     def _typed(self, inputs: Sequences, types: Tensor | None) -> Sequences:
         if self.token_types is not None:

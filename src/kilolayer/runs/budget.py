@@ -191,7 +191,7 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     for stack in stacks:
         for module in stack.modules():
             if isinstance(module, Projection):
-                flops += 2.0 * tokens * module.weight.numel()
+                flops += 2.0 * tokens * module.weight.numel() / (config.multiway or 1)
             elif isinstance(module, ExpertProjection):
                 assert config.moe is not None
                 flops += 2.0 * tokens * config.moe.top_k * module.weight[0].numel()
@@ -241,7 +241,7 @@ def _layer_inputs(block: Block, config: ModelConfig, work: Work) -> tuple[Sequen
     x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
     real = torch.ones(work.batch, work.length, device="meta", dtype=torch.bool) if config.pad_id is not None else None
     memory = Sequences(torch.empty_like(x, requires_grad=True), real) if isinstance(block, CrossBlock) else None
-    return Sequences(x, real), memory
+    return Sequences(x, real, split=None if config.multiway is None else work.length // 2), memory
 
 
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer.layers.block import Block
+from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import Latest
 from kilolayer.runtime.activations import AsWithData, bytes_of, kept_bytes
+from kilolayer.speed.compiler import function_of, kind_of
 from kilolayer.speed.fast_context import FastContext
-from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
+from kilolayer.speed.fast_layer import DRAWS, needs_dropout_seeds
+from kilolayer.speed.fast_multiway import first_state_of, opening_norms, part_at, ways_of
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.state import State
@@ -26,17 +28,19 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
     stack, x = FastStack.of(plain), inputs.states
     with kernels.assumed(), AsCompiled():
         _, context = stack.prepare_inputs(inputs, memory, None)
+        layer = part_at(ways_of(block), context.split, x.shape[1]) if isinstance(block, MultiwayBlock) else block
+        run = function_of(kind_of(layer))
         # Layers of the same kind are alike: the layer before this one prepares its input as this one does for the next.
-        following = opening_norm(block.sublayers()[0]) if isinstance(stack.stream, Latest) else None
+        following = opening_norms(layer) if isinstance(stack.stream, Latest) else None
         if isinstance(stack.stream, Latest):
-            state = first_state(block, x, stack.product_dtype, following)
+            state = first_state_of(layer, x, stack.product_dtype, following, context.split)
         else:
             state = State.of(stack.stream.read(stack.stream.begin(x), 0))
         seeds = (
             torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
         )
         shared = list(_tensors(context))
-        kept = kept_bytes(lambda: run_layer(block, state, context, None, following, seeds), block, inputs, memory, shared)
+        kept = kept_bytes(lambda: run(layer, state, context, None, following, seeds), block, inputs, memory, shared)
     return kept, bytes_of(shared)
 
 

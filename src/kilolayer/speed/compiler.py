@@ -17,8 +17,9 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import kilolayer.speed.operators.grouped
 import kilolayer.speed.operators.short_attention  # noqa: F401, registers its operators
-from kilolayer.layers.block import Block
+from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.speed.fast_layer import run_layer
+from kilolayer.speed.fast_multiway import Ways, run_ways
 from kilolayer.speed.operators import kernels
 
 Recompute = Literal["none", "selective", "layer"]
@@ -60,22 +61,28 @@ def compiler_settings(recompute: Recompute) -> Iterator[None]:
 
 
 def compile_layer(kind: LayerKind, recompute: Recompute, backend: str = "inductor") -> RunLayer:
-    """Compile `run_layer` for this kind of layer and all batch shapes; whatever differs between layers must be a tensor."""
+    """Compile the function of this kind of layer for all batch shapes; whatever differs between layers must be a tensor."""
     kernels.assume_constant_when_compiled()
     options = {"joint_custom_post_pass": save_random_numbers()} if backend == "inductor" else None
-    return torch.compile(_copy_of_run_layer(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
+    return torch.compile(_own_copy(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
 
 
 @functools.cache
-def _copy_of_run_layer(kind: LayerKind, recompute: Recompute) -> RunLayer:
-    """A copy of `run_layer` for each kind of layer, because the compiler's cache is keyed by a function's code object."""
-    assert isinstance(run_layer, FunctionType)
-    return FunctionType(run_layer.__code__.replace(), run_layer.__globals__, run_layer.__name__, run_layer.__defaults__)
+def _own_copy(kind: LayerKind, recompute: Recompute) -> RunLayer:
+    """A copy of the function for each kind of layer, because the compiler's cache is keyed by a function's code object."""
+    run = function_of(kind)
+    assert isinstance(run, FunctionType)
+    return FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
 
 
-def kind_of(block: Block) -> LayerKind:
+def kind_of(layer: Block | Ways) -> LayerKind:
     """The kind of a layer."""
-    return type(block), block.is_sparse
+    return (MultiwayBlock, False) if isinstance(layer, Ways) else (type(layer), layer.is_sparse)
+
+
+def function_of(kind: LayerKind) -> RunLayer:
+    """The function that runs layers of a kind by operators."""
+    return run_ways if kind[0] is MultiwayBlock else run_layer
 
 
 def recomputed(run: RunLayer, what: Recompute) -> RunLayer:

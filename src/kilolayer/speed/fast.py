@@ -9,10 +9,12 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from kilolayer.layers.block import MultiwayBlock
 from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
 from kilolayer.layers.stack import Stack
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast_layer import why_unfused
+from kilolayer.speed.fast_multiway import ways_of
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.inspection import LAYERS
 from kilolayer.speed.operators.few_rows import linear
@@ -26,7 +28,8 @@ def unfused_residuals(form: nn.Module) -> list[str]:
     for stack in form.modules():
         if isinstance(stack, FastStack) and stack.product_dtype in (torch.bfloat16, torch.float16):
             known = [block for block in stack.layers() if type(block) in LAYERS]
-            reason = why_unfused(known[0]) if known else None
+            first = known[0] if known else None
+            reason = None if first is None else why_unfused(ways_of(first).A if isinstance(first, MultiwayBlock) else first)
             if reason is not None:
                 texts.append(f"layers of the {stack.side} add their residuals without a kernel, because {reason}")
     return texts

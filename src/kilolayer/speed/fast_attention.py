@@ -20,25 +20,32 @@ from kilolayer.speed.static_keys import StaticKeys
 
 def self_attention(f: SelfAttention, x: Tensor, context: FastContext, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
     """The input of the output projection: [batch, length, dim] to the same shape. seed: of the dropout on attention weights."""
-    x = f.input_shift(x)
-    packed = _normalize_heads(f, project(f.query_key_value, x), (f.query_norm, f.key_norm))
-    query, key, value = _split_parts(f, packed, f.query_key_value)
+    return join_heads(f, attend(f, query_key_value(f, x), context, cache, seed))
+
+
+def query_key_value(f: SelfAttention, x: Tensor) -> Tensor:
+    """Queries, keys and values side by side: [batch, length, dim] to [batch, length, sum of rows]."""
+    return _normalize_heads(f, project(f.query_key_value, f.input_shift(x)), (f.query_norm, f.key_norm))
+
+
+def attend(f: SelfAttention, packed: Tensor, context: FastContext, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
+    """Self-attention of what `query_key_value` computed: to [batch, heads, length, head_dim]."""
+    query, key, value = (_split(f, part) for part in packed.split(f.rows, dim=-1))
     if context.rotation is not None:
         query, key = context.rotation.rotate_query(query), context.rotation.rotate_key(key)
     if context.mask.largest_logit is not None:
         measure_largest_logit(query, key, context.mask)
     if context.short:
         mixed = short_self_attention(packed, context.key_bias, f.heads, f.key_heads, context.causal, seed, _dropout(f))
-        return _join(f, _split(f, mixed))
+        return _split(f, mixed)
     if context.step:
         assert isinstance(cache, StaticKeys)
         assert isinstance(context.past, Tensor)
         assert context.mask.values is not None
-        mixed = step_self_attention(query, key, value, cache.keys, cache.values, context.mask.values, context.past)
-        return _join(f, _split(f, mixed))
+        return _split(f, step_self_attention(query, key, value, cache.keys, cache.values, context.mask.values, context.past))
     if cache is not None:
         key, value = cache.append(key, value, context.past)
-    return _join(f, _mix(f, query, key, value, context.mask))
+    return _mix(f, query, key, value, context.mask)
 
 
 def cross_attention(f: CrossAttention, x: Tensor, context: FastContext, cache: KeyCache | None, seed: Tensor | None) -> Tensor:
@@ -51,15 +58,15 @@ def cross_attention(f: CrossAttention, x: Tensor, context: FastContext, cache: K
             key, _ = _split_parts(f, packed, f.key_value)
             measure_largest_logit(_split(f, query), key, context.memory_mask)
         mixed = short_cross_attention(query, packed, context.source_key_bias, f.heads, f.key_heads, seed, _dropout(f))
-        return _join(f, _split(f, mixed))
+        return join_heads(f, _split(f, mixed))
     key, value = source_keys(f, context, cache)
     assert context.memory_mask is not None
     if context.memory_mask.largest_logit is not None:
         measure_largest_logit(_split(f, query), key, context.memory_mask)
     if context.step:
         assert context.memory_mask.values is not None
-        return _join(f, _split(f, step_cross_attention(_split(f, query), key, value, context.memory_mask.values)))
-    return _join(f, _mix(f, _split(f, query), key, value, context.memory_mask))
+        return join_heads(f, _split(f, step_cross_attention(_split(f, query), key, value, context.memory_mask.values)))
+    return join_heads(f, _mix(f, _split(f, query), key, value, context.memory_mask))
 
 
 def source_keys(f: CrossAttention, context: FastContext, cache: KeyCache | None) -> tuple[Tensor, Tensor]:
@@ -115,6 +122,6 @@ def _split(f: Attention, x_BLD: Tensor) -> Tensor:
     return x_BLD.unflatten(-1, (-1, f.head_dim)).transpose(1, 2)
 
 
-def _join(f: Attention, heads_BHLD: Tensor) -> Tensor:
+def join_heads(f: Attention, heads_BHLD: Tensor) -> Tensor:
     """LN(concat(g_h head_h)), with the norm and the head scales g_h if the plan has them."""
     return normalize(f.inner_norm, f.head_scale(heads_BHLD).transpose(1, 2).flatten(2))

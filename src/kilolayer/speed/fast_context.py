@@ -54,6 +54,7 @@ def fast_context(
         memory=context.memory,
         memory_mask=None if context.memory_mask is None else _aligned(context.memory_mask),
         real=context.real,
+        split=context.split,
         source=source,
         short=short,
         causal=causal,

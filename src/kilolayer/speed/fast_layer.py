@@ -73,8 +73,14 @@ def run_sublayer(
     cache: KeyCache | None,
     following: nn.Module | None,
     seeds: Tensor | None,
+    *,
+    heads: Tensor | None = None,
+    samples: Tensor | None = None,
 ) -> tuple[State, Routing | None]:
-    """Run one residual sublayer. following: `opening_norm` of the next one; seeds: int64 [DRAWS]."""
+    """Run one residual sublayer. following: `opening_norm` of the next one; seeds: int64 [DRAWS].
+
+    heads: the input of attention's output projection, if it has been computed. samples: `drop_path_factors`, if drawn before.
+    """
     f, routing, norm = sublayer.f, None, _norm_of_sum(sublayer, following)
     inside, on_branch = (None, None) if seeds is None else (seeds[0], seeds[1])
     shift: Tensor | None = None
@@ -87,12 +93,17 @@ def run_sublayer(
         fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
         biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
         shift = None if biased else f.output.bias
-        y = _run_function(f, _read(sublayer, x), context, cache, inside, biased=biased)
+        if heads is None:
+            y = _run_function(f, read_state(sublayer, x), context, cache, inside, biased=biased)
+        else:
+            y = project(f.output, heads, biased=biased)
     y = normalize(sublayer.post_norm, y)
     if not fused:
-        branch = sublayer.branch(sublayer.drop_path(sublayer.dropout(y)))
-        return _add(sublayer, x, branch), routing
-    state = _join(sublayer, x.precise, y, shift, norm, on_branch, keeps_sum=norm is following)
+        y = sublayer.dropout(y)
+        y = sublayer.drop_path(y) if samples is None else y * samples[:, None, None].to(y.dtype)
+        return _add(sublayer, x, sublayer.branch(y)), routing
+    samples = drop_path_factors(sublayer, x.precise.shape[0]) if samples is None else samples
+    state = _join(sublayer, x.precise, y, shift, norm, on_branch, samples, keeps_sum=norm is following)
     return State(state.precise, state.rounded, state.normed, x.second), routing
 
 
@@ -106,7 +117,13 @@ def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:
     return State.of(Pair(normalize(sublayer.out_norm, total), second))
 
 
-def _read(sublayer: Sublayer, x: State) -> Tensor:
+def drop_path_factors(sublayer: Sublayer, batch: int) -> Tensor | None:
+    """The factor of drop path for the branch of each sample, drawn now: fp32 [batch]; None if no branch is dropped."""
+    path = sublayer.drop_path
+    return path.factors(batch) if isinstance(path, DropPath) and path.training else None
+
+
+def read_state(sublayer: Sublayer, x: State) -> Tensor:
     """The input of f: in_scale * N_pre(x)."""
     if x.normed is not None:
         return x.normed
@@ -137,6 +154,7 @@ def _join(
     shift: Tensor | None,
     norm: nn.Module | None,
     seed: Tensor | None,
+    samples: Tensor | None,
     *,
     keeps_sum: bool,
 ) -> State:
@@ -148,8 +166,7 @@ def _join(
     skip, branch = factor_of(sublayer.skip), factor_of(sublayer.branch)
     assert not isinstance(branch, Tensor)
     number, vector = (1.0, skip) if isinstance(skip, Tensor) else (skip, None)
-    path, dropout = sublayer.drop_path, dropout_of(sublayer.dropout)
-    samples = path.factors(x.shape[0]) if isinstance(path, DropPath) and path.training else None
+    dropout = dropout_of(sublayer.dropout)
     precise, rounded, _ = residual_norm(
         x, y, shift, vector, number, branch, norm.weight, norm.bias, norm.eps, keeps_sum, seed, dropout, samples
     )

@@ -5,20 +5,30 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Self
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.block import Block
+from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.cache import Cache, KeyCache
 from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
-from kilolayer.speed.compiler import LayerKind, Recompute, RunLayer, compile_layer, compiler_settings, kind_of, recomputed
+from kilolayer.speed.compiler import (
+    LayerKind,
+    Recompute,
+    RunLayer,
+    compile_layer,
+    compiler_settings,
+    function_of,
+    kind_of,
+    recomputed,
+)
 from kilolayer.speed.fast_context import FastContext, fast_context
-from kilolayer.speed.fast_layer import DRAWS, first_state, needs_dropout_seeds, opening_norm, run_layer
+from kilolayer.speed.fast_layer import DRAWS, needs_dropout_seeds
+from kilolayer.speed.fast_multiway import Following, Ways, first_state_of, mode_of, opening_norms, part_at, ways_of
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.operators.short_attention import can_run_short_attention
@@ -33,6 +43,7 @@ class FastStack(Stack):
     recompute: Recompute
     compiled: dict[LayerKind, RunLayer]
     _inspections: list[Inspection | None]
+    _ways: list[tuple[Inspection, tuple[bool, ...], Ways] | None]
     _logged: set[str]
 
     @classmethod
@@ -42,6 +53,7 @@ class FastStack(Stack):
         fast.__dict__.update(stack.__dict__)
         fast.recompute, fast.compiled = recompute, {}
         fast._inspections = [None] * len(stack.blocks)
+        fast._ways = [None] * len(stack.blocks)
         fast._logged = set()
         return fast
 
@@ -51,6 +63,7 @@ class FastStack(Stack):
         Layers that share experts with other processes are not compiled, because their shapes depend on data.
         """
         kinds = {kind_of(block) for block in self.layers() if _has_fixed_shapes(block)}
+        kinds |= {(Block, False)} if self.split is not None else set()  # for sequences of one modality
         self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
 
     def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastContext]:
@@ -74,12 +87,13 @@ class FastStack(Stack):
             return super().run(x, context, caches, hidden_states=hidden_states)
         kept, routing, history = [x], [], self.stream.begin(x)
         reasons = self._why_plain()
-        following, seeds = self._norms_that_follow(reasons), self._draw_seeds(reasons, x.device)
+        blocks = self._layers_for(context, x.shape[1], reasons)
+        following, seeds = self._norms_that_follow(blocks, reasons), self._draw_seeds(reasons, x.device)
         state = State.of(x)
         if reasons[0] is None:
-            state = first_state(self.layers()[0], x, self.product_dtype, following[-1])
+            state = first_state_of(blocks[0], x, self.product_dtype, following[-1], context.split)
         with compiler_settings(self.recompute) if self.compiled else nullcontext():
-            for index, block in enumerate(self.blocks):
+            for index, block in enumerate(blocks):
                 if not isinstance(self.stream, Latest):
                     state = State.of(self.stream.read(history, index))
                 run = self._form_of(block, reasons[index], caches)
@@ -94,19 +108,37 @@ class FastStack(Stack):
         states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
-    def _form_of(self, block: nn.Module, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
+    def _form_of(self, block: Block | Ways, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
         """The function that runs this layer: compiled, by operators, or the plain module, for a reason that is logged."""
         trains = self.blocks.training and caches is None
         if reason is not None and reason not in self._logged:
             self._logged.add(reason)
             logger.warning("layers of the %s run as plain modules, because %s", self.side, reason)
-        if reason is not None or not (self.compiled or kernels.available_on(next(block.parameters()).device)):
+        if reason is not None or not self._has_operators():
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
+        run, compiled = function_of(kind_of(block)), self.compiled.get(kind_of(block))
         if not trains:
-            return run_layer
-        assert isinstance(block, Block)
-        compiled = self.compiled.get(kind_of(block))
-        return recomputed(run_layer, self.recompute) if compiled is None else compiled
+            return run
+        return recomputed(run, self.recompute) if compiled is None else compiled
+
+    def _has_operators(self) -> bool:
+        """Whether layers are run by operators here, and not as plain modules."""
+        return bool(self.compiled) or kernels.available_on(next(self.blocks.parameters()).device)
+
+    def _layers_for(self, context: FastContext, length: int, reasons: list[str | None]) -> list[Block | Ways]:
+        """What each layer is for sequences of this length: a block, or the layers of two modalities that operators run."""
+        if self.split is None or not self._has_operators():
+            return [cast("Block", block) for block in self.blocks]
+        layers = enumerate(zip((cast("Block", block) for block in self.blocks), reasons, strict=True))
+        return [block if reason else part_at(self._ways_of(at, block), context.split, length) for at, (block, reason) in layers]
+
+    def _ways_of(self, index: int, block: Block) -> Ways:
+        """The layers of the two modalities, made anew when the block's modules or their modes have changed."""
+        assert isinstance(block, MultiwayBlock)
+        known, inspection, mode = self._ways[index], self._inspection(index, block), mode_of(block)
+        if known is None or known[:2] != (inspection, mode):
+            known = self._ways[index] = (inspection, mode, ways_of(block))
+        return known[2]
 
     def _why_plain(self) -> list[str | None]:
         """For each layer, why it must run as a plain module; None where its fast form may."""
@@ -120,7 +152,7 @@ class FastStack(Stack):
             found = self._inspections[index] = Inspection(block)
         return found
 
-    def _norms_that_follow(self, reasons: list[str | None]) -> list[nn.Module | None]:
+    def _norms_that_follow(self, blocks: list[Block | Ways], reasons: list[str | None]) -> list[Following]:
         """For each layer, the first norm of the next one; None if the next one reads more than the output of this one.
 
         The last layer, and a layer below one that runs as a plain module, get the first norm available. Its result is not
@@ -128,8 +160,8 @@ class FastStack(Stack):
         """
         if self.recompute == "layer" or not isinstance(self.stream, Latest):
             return [None] * len(self.blocks)
-        served = {index: block for index, block in enumerate(self.layers()) if reasons[index] is None}
-        norms = {index: opening_norm(block.sublayers()[0]) for index, block in served.items()}
+        served = {index: block for index, block in enumerate(blocks) if reasons[index] is None}
+        norms = {index: opening_norms(block) for index, block in served.items()}
         spare = next((norm for norm in norms.values() if norm is not None), None)
         return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
 

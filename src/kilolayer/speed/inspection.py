@@ -6,9 +6,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from kilolayer.layers.attention import CrossAttention, SelfAttention
-from kilolayer.layers.block import Block, CrossBlock
+from kilolayer.layers.block import Block, CrossBlock, MultiwayBlock
 from kilolayer.layers.feedforward import FeedForward, SwiGLU
 from kilolayer.layers.modules import modules_of
+from kilolayer.layers.multiway import Multiway
 from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
@@ -17,10 +18,10 @@ from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnorme
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.router import Router
 
-LAYERS: set[type[nn.Module]] = {Block, CrossBlock}
+LAYERS: set[type[nn.Module]] = {Block, CrossBlock, MultiwayBlock}
 PARTS: set[type[nn.Module]] = LAYERS | {
     *(Sublayer, ExtendedSublayer, SelfAttention, CrossAttention, FeedForward, SparseFeedForward),
-    *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection),
+    *(Experts, ExpertProjection, ExpertNorm, Unnormed, Projection, Multiway),
     *(Constant, LayerConstant, LearnedScale, HeadScale, Shift, DropPath, SwiGLU),
     *(nn.Dropout, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU),
 }
