@@ -15,6 +15,9 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.runs.budget import Work, budget
+from kilolayer.speed.fast import FastVocabularyProjection
+from kilolayer.speed.fast_context import FastContext
+from kilolayer.speed.fast_stack import FastStack
 
 SIZES: dict[str, Any] = {"dim": 16, "heads": 2, "ffn_dim": 24, "layers": 2}
 IMAGE: dict[str, Any] = {"size": "8x12", "patch": 4, "mask_token": True}
@@ -280,3 +283,36 @@ def test_invalid_batches_are_refused(images: torch.Tensor, options: dict[str, An
     if "masked" in options:
         with pytest.raises(InputError, match="no mask token"):
             image_encoder(torch.float32, image={"mask_token": False})(images, **options)
+
+
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
+@pytest.mark.parametrize("recipe", ["deepnorm", "admin"])
+def test_scaled_residuals_fold_into_patches(recipe: str, positions: str) -> None:
+    model = image_encoder(recipe=recipe, positions=positions, vocab_size=5)
+    with torch.no_grad():
+        for name, weight in model.state_dict(keep_vars=True).items():
+            weight.copy_(0.5 + torch.rand_like(weight) if ".skip." in name else weight + 0.1 * torch.randn_like(weight))
+    plain = kl.fold(model)
+    assert isinstance(plain, kl.ImageEncoder)
+    assert plain.config.recipe.name == kl.recipes.PLAIN
+    masked = torch.tensor([[True, False, False, True, False, False]] * 2)
+    expected = model(pictures(), masked=masked)
+    torch.testing.assert_close(plain(pictures(), masked=masked).logits, expected.logits, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"positions": "learned"}, {"positions": "rotary"}, {"moe": kl.MoE(experts=2, every=1)}]
+)
+def test_the_fast_form_runs_its_stack(options: dict[str, Any]) -> None:
+    model = image_encoder(torch.float32, vocab_size=5, recipe="sub_ln", **options)
+    form = kl.fast(model)
+    assert isinstance(form, kl.ImageEncoder)
+    assert type(form.encoder) is FastStack
+    assert type(form.vocabulary) is FastVocabularyProjection
+    images, masked = pictures(dtype=torch.float32), torch.tensor([[True, False, False, True, False, False]] * 2)
+    _, context = form.encoder.prepare_inputs(form._placed(form._embed(images, masked)[0], (2, 3), None), None, None)
+    assert isinstance(context, FastContext)
+    assert torch.equal(form(images, masked=masked).logits, model(images, masked=masked).logits)
+    found = form(images, hidden_states=True).hidden_states
+    assert found is not None
+    assert len(found) == 3
