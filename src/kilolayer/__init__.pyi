@@ -16,6 +16,8 @@ from kilolayer.models.encoder import Encoder as Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
 from kilolayer.models.fold import fold as fold
 from kilolayer.models.head import Head as Head
+from kilolayer.models.image_encoder import ImageEncoder as ImageEncoder
+from kilolayer.models.image_input import ImageInput as ImageInput
 from kilolayer.models.saved_model import load_model as load_model
 from kilolayer.models.saved_model import save as save
 from kilolayer.moe.balance import update_balance as update_balance

@@ -8,7 +8,9 @@ from dataclasses import replace
 from torch import nn
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.grid_positions import LearnedGrid
 from kilolayer.layers.norms.base import Norm
+from kilolayer.layers.patches import PatchEmbedding, PatchProjection
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
@@ -39,6 +41,8 @@ def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
 def _named_modules(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
     """Every module with its stack, and the part that its weights belong to unless the module says otherwise."""
     for child in model.children():
+        if isinstance(child, Model):  # with rates by its own depth and width
+            continue
         if not isinstance(child, Stack):
             side = _side_of_table(model, child)
             for module in child.modules():
@@ -69,6 +73,9 @@ def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> s
             return {Role.ROUTER}
         case Embedding():
             return {Part.EMBEDDING}
+        # Their vectors are not scaled by sqrt(dim), as those of an embedding table are; a step moves them as positions.
+        case PatchEmbedding() | PatchProjection() | LearnedGrid():
+            return {Part.POSITIONS}
         case VocabularyProjection():
             return {Part.VOCABULARY}
         case Norm() if usual is Part.SCALE:
