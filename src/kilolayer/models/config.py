@@ -232,6 +232,11 @@ class ModelConfig(LayerOptions):
                 "multiway gives each modality a feed-forward network of its own, and experts replace these networks",
                 fix="remove multiway or moe",
             )
+        if self.image is not None:
+            raise OptionError(
+                "an image encoder reads one modality, and multiway has weights for two",
+                fix="remove multiway, or read patches and tokens in one sequence with kl.Encoder (docs/multiway.md)",
+            )
 
     def _check_head(self) -> None:
         if self.head is not None and self.shape != "encoder":
