@@ -109,6 +109,7 @@ def test_a_trajectory_begins_at_the_start_and_ends_at_the_last_checkpoint(
 QUICKLY = ("classify", "translation")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("task", [t if t in QUICKLY else pytest.param(t, marks=pytest.mark.slow) for t in sorted(SMALL)])
 def test_a_configuration_of_any_task_has_a_surface(
     task: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -264,7 +264,7 @@ def test_two_queues_of_one_comparison_are_refused(tmp_path: Path, corpus: Path, 
 
 
 def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
+    comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):
         while holder_of(first.folder) is None:
@@ -277,7 +277,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
 
 
 def test_a_run_that_an_earlier_queue_has_just_started_is_not_doubled(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
+    comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]
     # It has no lock yet: its process still begins.
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):

@@ -49,7 +49,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @given(LENGTHS, st.integers(1, 12), st.integers(50, 600), st.integers(0, 5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_every_pair_once_an_epoch_in_fixed_shapes(
     tmp_path_factory: pytest.TempPathFactory, lengths: Lengths, shapes: int, tokens: int, seed: int
 ) -> None:
@@ -153,7 +153,7 @@ def test_validation_keeps_every_pair_in_a_fixed_order(
 
 
 @given(LENGTHS, st.integers(1, 12))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_each_pair_goes_to_the_smallest_shape_that_holds_it(lengths: Lengths, most: int) -> None:
     counted = Counter(lengths)
     shapes = choose_shapes(np.array(list(counted)), np.array(list(counted.values()), float), 500, most)

@@ -96,6 +96,7 @@ def test_a_mean_has_the_interval_that_theory_gives() -> None:
     assert comparison.system.high == pytest.approx(numbers.mean() + half, abs=0.03)
 
 
+@pytest.mark.slow
 def test_equal_systems_are_called_different_as_often_as_documented() -> None:
     generator = np.random.default_rng(1)
     verdicts: list[str] = []

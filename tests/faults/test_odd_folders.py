@@ -59,7 +59,7 @@ def use(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "opt", "marian"])
-@pytest.mark.parametrize("count", [25, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])
 def test_a_mutated_folder_is_used_or_refused(kind: str, count: int, folders: dict[str, Path], tmp_path: Path) -> None:
     use(folders[kind])
     refused = 0
@@ -190,6 +190,7 @@ def test_a_saved_model_is_not_built_for_weights_of_a_smaller_one(tmp_path: Path)
         kl.load_model(folder)
 
 
+@pytest.mark.slow
 def test_a_runs_model_is_not_built_for_weights_of_a_smaller_one(finished: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(finished("translation"), tmp_path / "run")
     text = (folder / "config.toml").read_text()

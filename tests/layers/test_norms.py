@@ -148,6 +148,7 @@ def test_the_modelling_file_of_an_exported_folder_holds_it(tmp_path: Path, monke
     torch.testing.assert_close(twin.eval()(TOKENS).logits, model(TOKENS).logits)
 
 
+@pytest.mark.slow
 def test_a_run_with_it_is_trained_loaded_diagnosed_and_its_export_says_why(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

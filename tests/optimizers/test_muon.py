@@ -226,6 +226,7 @@ def test_the_health_of_a_stack_is_told_by_the_momentum() -> None:
             assert moved == pytest.approx(float(change), rel=0.3)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("options", [{"precision": "fp32", "accumulate": 2}, {"precision": "bf16"}])
 def test_a_stopped_run_goes_on_to_the_bit(
     tmp_path: Path, corpus: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

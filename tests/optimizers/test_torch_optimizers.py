@@ -87,6 +87,7 @@ def test_state_goes_round_to_the_bit(kind: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), broken.parameters(), strict=True))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stopped_run_goes_on_to_the_bit(
     tmp_path: Path, corpus: Path, precision: str, monkeypatch: pytest.MonkeyPatch

@@ -194,6 +194,7 @@ def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig)
     assert absurd.shortest_warmup is None
 
 
+@pytest.mark.slow
 def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.probe.forecast.STEPS", 3)
     task = prepare(small, cache_folder())
@@ -204,7 +205,7 @@ def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, 
     assert half == precise
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("task", sorted(SMALL))
 def test_every_task_is_forecast_by_command(
     task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -221,6 +222,7 @@ def test_every_task_is_forecast_by_command(
     assert {each.name for each in tmp_path.iterdir()} == {"small.toml"}
 
 
+@pytest.mark.slow
 def test_python_takes_a_file_and_the_values_to_choose_from(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,6 +180,7 @@ def test_true_and_one_are_two_values_but_one_and_one_point_zero_are_not() -> Non
     assert axis.indices == [0, 1, 1, 2]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("runs", [2, 60])
 def test_many_long_curves_are_thinned_to_a_page_that_loads(runs: int) -> None:
     generator = np.random.default_rng(0)

@@ -165,6 +165,7 @@ def test_hostile_text_in_every_field_of_a_run_is_escaped(tmp_path: Path) -> None
     assert shown.text.count(words) >= 20
 
 
+@pytest.mark.slow
 def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
     run = hostile_run(tmp_path / "run")
     tests = {f"{side} {HOSTILE}": {"bleu": {"value": 1.0, "name": HOSTILE, "signature": HOSTILE}} for side in "ab"}

@@ -138,6 +138,7 @@ def test_a_damaged_checkpoint_that_no_undisturbed_run_has_is_not_missed(
     assert weights_in(run) == {"chosen": "newest", "steps": [6], "passed_over": []}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["damaged", "missing"])
 def test_a_best_checkpoint_that_cannot_be_used_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, kind: str

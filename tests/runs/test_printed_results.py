@@ -100,6 +100,7 @@ def test_a_diagnosis_prints_what_the_command_prints(trained: dict[str, Path], tm
     assert all(map(is_drawing, notebook.images))
 
 
+@pytest.mark.slow
 def test_a_forecast_prints_what_the_command_prints(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(dump(text_table(corpus, model={"layers": 1})))
     found = kl.forecast(tmp_path / "small.toml")

@@ -126,6 +126,7 @@ def test_a_full_folder_is_refused_in_the_words_of_python_and_of_the_shell(
     assert "choose another with --run, resume it with --resume, or replace it with --overwrite" in said
 
 
+@pytest.mark.slow
 def test_the_command_overwrites_too(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(dump(text_table(corpus, train=STEPS)))
     for steps in ("2", "1"):

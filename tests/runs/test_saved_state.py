@@ -68,6 +68,7 @@ def change(document: Any, path: tuple[Any, ...], act: Callable[[Any, Any], None]
     return changed
 
 
+@pytest.mark.slow
 def test_any_value_of_another_form_is_refused_by_its_name(trainer: Trainer, saved: Checkpoint) -> None:
     errors: list[tuple[str, InputError]] = []
     for path in places(saved.state):

@@ -103,6 +103,7 @@ def test_another_text_has_other_scores_and_needs_none_of_the_training_text(
     assert "weights: best, step 1" in out
 
 
+@pytest.mark.slow
 def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     runs: dict[str, Run], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert (code, "BLEU by words in the reference" in out, "frequency in training" in out) == (0, True, False)
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_on_one_text(runs: dict[str, Run], corpus: Path, tmp_path: Path) -> None:
     run = runs["translation"]
     other = shutil.copytree(run.folder, tmp_path / "other")

@@ -111,6 +111,7 @@ def test_a_hint_is_written_for_where_the_user_is() -> None:
     assert hints.flag("overwrite") == "overwrite=True"
 
 
+@pytest.mark.slow
 def test_a_diagnosis_suggests_options_as_they_are_written_where_it_is_made(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

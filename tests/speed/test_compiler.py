@@ -47,6 +47,7 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
@@ -153,6 +154,7 @@ def test_the_compilers_settings_are_restored(recompute: Recompute) -> None:
     assert settings() == before
 
 
+@pytest.mark.slow
 def test_the_compilers_settings_are_restored_after_an_error() -> None:
     model, before = kl.Decoder(50, 8, 2, 8, 2).train(), settings()
     form = compiled_form(model, "layer", "eager")

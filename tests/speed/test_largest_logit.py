@@ -113,12 +113,14 @@ def assert_measured(form: Any, model: Any) -> None:
             assert found == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_it_is_the_largest_of_real_positions_under_every_recipe(recipe: str) -> None:
     model = build("encoder_decoder", recipe, pad_id=0, layers=2)
     assert_measured(model, model)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder_decoder"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_so_it_is_in_every_kind_of_model(shape: str, options: dict[str, Any]) -> None:
@@ -126,6 +128,7 @@ def test_so_it_is_in_every_kind_of_model(shape: str, options: dict[str, Any]) ->
     assert_measured(model, model)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_fast_form_finds_the_same(options: dict[str, Any]) -> None:

@@ -111,6 +111,7 @@ def test_another_text_is_not_scored_as_the_task_that_it_extends_does(folder: Pat
     assert "scores_of" in err
 
 
+@pytest.mark.slow
 def test_a_module_that_lies_beside_the_run_is_not_imported(folder: Path, trained: tuple[int, str, str]) -> None:
     words = [sys.executable, "-P", "-m", "kilolayer", "evaluate", "run"]
     environment = {**os.environ, "PYTHONPATH": str(Path(kl.__file__).parents[1])}

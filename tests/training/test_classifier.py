@@ -37,6 +37,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("examples"))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "variant", ["pairs and numbers", "rates by layer, mean", pytest.param("bf16, experts", marks=pytest.mark.slow)]
 )

@@ -117,6 +117,7 @@ def test_a_stack_that_is_dead_at_the_end_is_in_the_verdict(tmp_path: Path, corpu
     assert not any('"eps"' in option for option in slower)  # a larger one would hide more
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("gain", "step", "found"), [(0.01, 10, 0.01), (0.01, 4, None), ("much", 10, None)])
 def test_what_the_source_is_worth_comes_from_a_validation_of_the_second_half(
     tmp_path: Path, corpus: Path, gain: Any, step: int, found: float | None

@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str

@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.slow if name == "bf16" else ()) for name in VARIANTS])
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str

@@ -93,6 +93,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 SGD = {"name": "torch.optim:SGD", "momentum": 0.9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param(SGD, marks=pytest.mark.slow)])
 def test_other_optimizers_train_shared_experts_as_one_process_does(
     tmp_path: Path, corpus: Path, pool: ProcessPool, optimizer: Any

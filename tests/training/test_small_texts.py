@@ -26,6 +26,7 @@ def without_size(task: str, corpus: Path, **tokenizer: Any) -> dict[str, Any]:
     return table
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe"])
 @pytest.mark.parametrize("task", SMALL)
 def test_a_small_text_gets_the_vocabulary_that_it_can_give(task: str, kind: str, corpus: Path, tmp_path: Path) -> None:
@@ -40,6 +41,7 @@ def test_a_small_text_gets_the_vocabulary_that_it_can_give(task: str, kind: str,
     kl.train(resume=run.folder, train={"steps": 2})
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", SMALL)
 def test_a_size_that_is_given_is_not_changed(task: str, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a vocabulary of 8000 pieces cannot be made from this text"):

@@ -131,6 +131,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_of_its_routing() -> None:
     assert not any(layer.router.selection_bias.any() for layer in sparse_layers(stepper.model).values())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("second", "recompute"), [("all", "none"), ("random", "none"), ("random", "layer"), ("all", "selective")]
 )

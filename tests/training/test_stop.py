@@ -105,6 +105,7 @@ def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     assert kept(broken) == kept(whole)
 
 
+@pytest.mark.slow
 def test_a_validation_whose_checkpoint_was_not_written_is_in_the_metrics_once(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_validation_whose_checkpoint_was_not_written_is_in_the_metrics_once(
     assert record(broken) == record(whole)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("make", [new_run, new_text_run])
 def test_it_is_ended_in_the_middle_of_its_batches(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, make: Any

@@ -22,7 +22,7 @@ from kilolayer.models.adapt.table import POST_LN, PRE_LN, YES, rows, table
 from kilolayer.recipes.role import Role
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("title", [*POST_LN, *PRE_LN])
 def test_each_class_takes_the_recipes_of_the_table_and_refuses_the_others_with_its_reason(title: str) -> None:
     model, answers = BUILDERS[title](), {label: row[title] for label, row in table().items()}

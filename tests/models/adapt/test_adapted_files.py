@@ -44,7 +44,7 @@ def assert_same(found: Any, model: Any) -> None:
 PAIRS = [(title, label) for label, row in table().items() for title in row if row[title] == YES]
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize(("title", "label"), PAIRS)
 def test_each_class_comes_back_with_each_of_its_recipes(title: str, label: str, tmp_path: Path) -> None:
     model = adapted(BUILDERS[title](), rows()[label])

@@ -108,6 +108,7 @@ def test_the_input_of_a_norm_is_measured() -> None:
     assert found.norm_inputs["model"]["0"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_vanishing_gradient_is_found_and_the_advice_is_for_a_loop_of_ones_own() -> None:
     def loss(model: Any) -> Tensor:
         return (model(STATES) * STATES.flip(1)).mean()

@@ -207,6 +207,7 @@ def test_what_is_not_finite_is_seen(keeps_sum: bool, device: str, dtype: torch.d
     assert gain.grad.isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 @pytest.mark.parametrize("full", [True, False])
@@ -260,7 +261,7 @@ def test_they_serve_half_precision_on_a_gpu(can_fuse: Callable[..., bool], monke
     assert not can_fuse(gpu, single, half, 512)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), [("cpu", torch.float64, 1e-12), *SETTINGS])
 @pytest.mark.parametrize("shape", [(1, 1, 64), (7, 11, 1000), (2, 1501, 512)])
 @pytest.mark.parametrize(("p", "by_sample"), [(0.3, False), (0.3, True), (0.0, True)])

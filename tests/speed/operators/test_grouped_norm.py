@@ -176,6 +176,7 @@ def test_gradients_by_finite_differences(centred: bool, shifted: bool) -> None:
     assert torch.autograd.gradcheck(run, (product, shift, gain, bias), check_undefined_grad=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS[1:])
 @pytest.mark.parametrize("full", [True, False])
 def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:
