@@ -1,7 +1,8 @@
 from pathlib import Path
 
 import pytest
-from typed_commands import quietly, write_corpus
+
+from tests.cli.typed_commands import quietly, write_corpus
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typed_commands import quietly, refused
 
 from kilolayer.errors import InputError
+from tests.cli.typed_commands import quietly, refused
 
 
 @pytest.mark.slow

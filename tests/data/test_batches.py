@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_pairs import Lengths, make_pairs, random_lengths
 
 from kilolayer.data.batches import Batch, BatchConfig, Batches, in_order
 from kilolayer.data.corpora import DataConfig, find_corpora
@@ -22,6 +21,7 @@ from kilolayer.data.filters import FilterConfig
 from kilolayer.data.shapes import Assignment, choose_shapes, make_shape
 from kilolayer.data.tokenizer import TokenizerConfig, tokenizers_for
 from kilolayer.errors import InputError, OptionError
+from tests.data.token_pairs import Lengths, make_pairs, random_lengths
 
 LENGTHS = st.lists(st.tuples(st.integers(2, 25), st.integers(2, 25)), min_size=1, max_size=80)
 

@@ -14,7 +14,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_byte_bpe import pieces, words
 from transformers import GPT2Tokenizer
 
 from kilolayer.data import byte_pieces
@@ -25,6 +24,7 @@ from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import TokenizerConfig, train_tokenizer
 from kilolayer.data.vocabulary import load_vocabulary, vocabulary_for
 from kilolayer.errors import InputError, OptionError
+from tests.data.naive_byte_bpe import pieces, words
 
 SIZE = 420
 ODD = [

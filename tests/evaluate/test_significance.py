@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_translations import references, spoiled
 from sacrebleu.significance import PairedTest
 
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.scores import Bleu, Chrf, Metric, SacreScore, Ter
 from kilolayer.evaluate.significance import SEED, comparison_matrix, paired_bootstrap, resampled_sums
+from tests.evaluate.made_translations import references, spoiled
 
 REFERENCES = references(120)
 SYSTEMS = {rate: spoiled(REFERENCES, rate, seed=round(1000 * rate)) for rate in (0.25, 0.27, 0.30, 0.50)}

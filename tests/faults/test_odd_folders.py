@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
-from odd_folders import ODD_TENSORS, WEIGHTS, edited_json, mutate
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 import kilolayer as kl
@@ -24,6 +22,8 @@ from kilolayer.errors import KilolayerError
 from kilolayer.runs.checkpoint import PIECE
 from kilolayer.runs.origins import open_origin
 from kilolayer.training.trainer import Trainer
+from tests.faults.odd_folders import ODD_TENSORS, WEIGHTS, edited_json, mutate
+from tests.fixtures.foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
 
 SECONDS = 30.0  # on a machine that does other things too
 LINES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "a small text"] * 3

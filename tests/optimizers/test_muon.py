@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from read_nothing import NothingIsRead
-from small_runs import new_run_of, record, stop_after, task_of
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -20,6 +18,8 @@ from kilolayer.optimizers.rules.muon import COEFFICIENTS, Orthogonal, orthogonal
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
+from tests.fixtures.read_nothing import NothingIsRead
+from tests.fixtures.small_runs import new_run_of, record, stop_after, task_of
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 

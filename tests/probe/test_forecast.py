@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import SMALL, table, write_corpus
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -26,6 +25,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.schedule import learning_rate
+from tests.fixtures.small_runs import SMALL, table
 
 ROOT = Path(__file__).parents[2]
 RATES = [1e-4 * 2**step for step in range(12)]
@@ -145,11 +145,6 @@ def test_the_critical_rate_is_where_the_loss_of_its_batch_begins_to_rise(small: 
 
 def test_the_usual_rates_are_those_that_a_user_would_type() -> None:
     assert {0.00015, 0.0003, 0.6} < set(forecasts.RATES)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import bytes_of, new_run, record, stop_after, task_of
 
 from kilolayer.cli.main import main
 from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import bytes_of, new_run, record, stop_after, task_of
 
 CPU = torch.device("cpu")
 AVERAGED: dict[str, Any] = {"steps": 8, "save_every": 2, "keep": 3, "average": 3}

@@ -13,13 +13,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from run_by_command import printed
-from small_runs import SMALL, table, text_table
 
 import kilolayer as kl
 from kilolayer.compare import queue
 from kilolayer.config import dump
 from kilolayer.errors import OptionError
+from tests.fixtures.small_runs import SMALL, table, text_table
+from tests.runs.run_by_command import printed
 
 FAKE = Path(__file__).parents[1] / "compare" / "fake_train.py"
 IMAGE = "data:image/svg+xml;base64,"

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_by_command import printed, refusal
-from small_runs import SMALL, stop_after, table, text_table
 
 import kilolayer as kl
 from kilolayer.config import dump
 from kilolayer.errors import InputError, OptionError
 from kilolayer.runs.lock import locked
 from kilolayer.training.stop import Stopped
+from tests.fixtures.small_runs import SMALL, stop_after, table, text_table
+from tests.runs.run_by_command import printed, refusal
 
 STEPS = {"steps": 2}
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_by_command import refusal
-from small_runs import SMALL, text_table
 
 import kilolayer as kl
 from kilolayer import hints
 from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.errors import KilolayerError
+from tests.fixtures.small_runs import SMALL, text_table
+from tests.runs.run_by_command import refusal
 
 Runs = dict[str, Path]
 

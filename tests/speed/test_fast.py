@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import (
+
+import kilolayer as kl
+from kilolayer.errors import OptionError
+from kilolayer.layers.norms.layer import LayerNorm
+from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.operators import kernels
+from kilolayer.speed.operators.fused_norm import residual_norm
+from tests.speed.plain_and_fast import (
     SHAPES,
     SOURCE,
     SPARSE,
@@ -18,15 +27,6 @@ from plain_and_fast import (
     exact_form,
     run,
 )
-
-import kilolayer as kl
-from kilolayer.errors import OptionError
-from kilolayer.layers.norms.layer import LayerNorm
-from kilolayer.speed.compiler import Recompute
-from kilolayer.speed.fast import compile_layers, fast_form
-from kilolayer.speed.fast_stack import FastStack
-from kilolayer.speed.operators import kernels
-from kilolayer.speed.operators.fused_norm import residual_norm
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 each_shape = pytest.mark.parametrize("shape", SHAPES)

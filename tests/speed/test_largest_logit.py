@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SOURCE, SPARSE, TARGET, assert_equal, batch_of, build, run
 from torch import Tensor
 
 import kilolayer as kl
@@ -16,6 +15,8 @@ from kilolayer.layers import attention
 from kilolayer.layers.attention import Attention, SelfAttention
 from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.operators import kernels
+from tests.fixtures.formulas import normed
+from tests.speed.plain_and_fast import SOURCE, SPARSE, TARGET, assert_equal, batch_of, build, run
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -37,13 +38,6 @@ def measured(form: Any, batch: tuple[Tensor, ...]) -> dict[str, list[tuple[float
 
 def projected(matrix: Any, x: Tensor) -> Tensor:
     return x @ matrix.weight.T + (0 if matrix.bias is None else matrix.bias)
-
-
-def normed(x: Tensor, norm: Any) -> Tensor:
-    if isinstance(norm, torch.nn.Identity):
-        return x
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def rotated(x: Tensor, position: int) -> Tensor:

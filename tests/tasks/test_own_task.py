@@ -8,9 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +16,12 @@ from typing import Any
 import pytest
 
 import kilolayer as kl
-from kilolayer.cli.main import main
 from kilolayer.config import build, parse_toml
 from kilolayer.data.grammar import pairs
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
+from tests.fixtures.commands import typed
 
 PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text()
 VERB = """
@@ -72,13 +70,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def trained(folder: Path) -> tuple[int, str, str]:
     return typed("train", folder / "capitals.toml", "--run", folder / "run", *TINY, f"--text.train={folder / 'book.txt'}")
-
-
-def typed(*words: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
 
 
 def test_it_trains_scores_and_reports(folder: Path, trained: tuple[int, str, str]) -> None:

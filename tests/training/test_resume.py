@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import bytes_of, new_run, record, stop_after, stopped_and_resumed, task_of
 from torch import nn
 
 from kilolayer import recipes
@@ -23,6 +22,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stop
 from kilolayer.training.trainer import Best, Trainer
+from tests.fixtures.small_runs import bytes_of, new_run, record, stop_after, stopped_and_resumed, task_of
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import last_checkpoint, new_run, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
@@ -23,6 +22,7 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
 from kilolayer.training.step import Stepper
+from tests.fixtures.small_runs import last_checkpoint, new_run, task_of
 
 EXPERTS = 4
 

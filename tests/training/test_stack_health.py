@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import new_run_of, record, stop_after, task_of
 
 import kilolayer as kl
 from kilolayer.compare.result import Member, is_complete, result_of
@@ -29,6 +28,7 @@ from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.stack_health import DyingStackError, StackWatch
 from kilolayer.training.step import Stepper
+from tests.fixtures.small_runs import new_run_of, record, stop_after, task_of
 
 DYING = {
     "model": {"layers": 12, "recipe": {"name": "post_ln", "init": "xavier"}, "dropout": 0.0},

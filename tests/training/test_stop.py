@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from fork_server import SERVER
-from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -36,6 +34,8 @@ from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, handle_signals
 from kilolayer.training.trainer import Best, Trainer
+from tests.fixtures.fork_server import SERVER
+from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 
 FOREVER = 60.0  # much longer than a signal may take
 

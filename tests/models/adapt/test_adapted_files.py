@@ -12,12 +12,24 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from adaptable_models import BUILDERS, TARGET, bert, gpt2, llama, marian, run, t5, torch_encoder, transformers, vit
 from torch import nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.models.adapt.table import YES, rows, table
+from tests.models.adapt.adaptable_models import (
+    BUILDERS,
+    TARGET,
+    bert,
+    gpt2,
+    llama,
+    marian,
+    run,
+    t5,
+    torch_encoder,
+    transformers,
+    vit,
+)
 
 
 def adapted(model: Any, recipe: Any, **options: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import SOURCE, STATES, TARGET, bert, gpt2, llama, t5
 from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.probe.diagnosis_page import render_diagnosis
+from tests.models.adapt.adaptable_models import SOURCE, STATES, TARGET, bert, gpt2, llama, t5
 
 LR = 1e-3
 

@@ -21,6 +21,7 @@ from kilolayer.speed.operators.fused_norm import (
     residual_norm_backward,
 )
 from kilolayer.speed.operators.random_bits import keep_mask
+from tests.fixtures.formulas import close
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -31,14 +32,6 @@ SETTINGS = [  # device, dtype of the products, tolerance
 SHAPES = [(1, 1, 64), (3, 5, 96), (2, 33, 512), (7, 11, 1000), (1, 9, 2048)]
 MANY_ROWS = (1, 3001, 512)  # more than all programs take at once
 EPS = 1e-3
-
-
-def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.shape == expected.shape
-    error = float((found.detach().double() - expected.detach()).abs().max())
-    assert error <= tolerance * max(1.0, float(expected.detach().abs().max()))
 
 
 def norm(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:

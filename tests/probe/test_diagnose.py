@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 import kilolayer as kl
 from kilolayer.config import build, dump
@@ -24,6 +23,7 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run, load_weights
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 SLOW = pytest.mark.slow
 SPARSE = {"moe": {"experts": 2, "every": 1}}

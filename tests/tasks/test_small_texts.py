@@ -6,17 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SMALL, write_corpus
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
+from tests.fixtures.small_runs import SMALL
 
 ONE_STEP = {"steps": 1, "warmup_steps": 0}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def without_size(task: str, corpus: Path, **tokenizer: Any) -> dict[str, Any]:
