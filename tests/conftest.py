@@ -1,12 +1,24 @@
 import gc
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
-from undrawn_charts import undrawn_charts
 
 from kilolayer.speed.int8_product import why_not_int8
+from kilolayer.speed.operators import kernels
+from tests.fixtures.process_pool import ProcessPool
+from tests.fixtures.small_runs import write_corpus
+from tests.fixtures.undrawn_charts import undrawn_charts
+
+PREDICATES = (
+    "fast_layer.can_fuse_residual_norm",
+    "product.can_fuse_inner_norm",
+    "fast_feedforward.can_fuse_relu_product",
+    "fast_feedforward.can_fuse_grouped_norm",
+    "fast_stack.can_run_short_attention",
+)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -19,6 +31,28 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True, scope="session")
 def _undrawn_charts() -> Iterator[None]:
     with undrawn_charts():
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small text for every task, not to be changed."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
+    processes = ProcessPool(tmp_path_factory.mktemp("processes"))
+    yield processes
+    processes.stop()
+
+
+@pytest.fixture
+def every_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The fast form runs every operator on the CPU, by its plain formula, in any dtype and at any width."""
+    for name in PREDICATES:
+        monkeypatch.setattr(f"kilolayer.speed.{name}", lambda *_: True)
+    with kernels.assumed("cpu"):
         yield
 
 

@@ -24,7 +24,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 # The compiler's work on this page takes longer than all others together.
-SLOW = ("models.md",)
+SLOW = ("diagnose.md", "extend.md", "models.md", "python.md")
 
 
 @pytest.mark.parametrize(

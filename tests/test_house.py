@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -64,10 +65,20 @@ def room(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parsed(path)))
+
+
 def imports(path: Path) -> set[str]:
     """The modules of this package that a file imports, wherever in the file."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -105,7 +116,7 @@ def module_name(path: Path) -> str:
 def imported_files(path: Path, modules: Collection[str]) -> list[str]:
     """As `imports`, but file by file: `from kilolayer.speed.operators import kernels` imports speed/operators/kernels.py."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -150,7 +161,7 @@ def test_every_room_has_its_place() -> None:
 # Reproductions name the methods that a paper compares, and other libraries have options for some.
 def test_no_other_room_writes_a_recipes_name() -> None:
     for path in [path for path in FILES if path.parent.name not in ("recipes", "reproduce") and path.stem != "foreign_options"]:
-        texts = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+        texts = {node.value for node in nodes_of(path) if isinstance(node, ast.Constant)}
         assert not texts & set(kl.recipes.names()), path
 
 
@@ -166,7 +177,7 @@ def test_errors_leave_the_words_of_the_shell_to_the_hints() -> None:
         is_verb = is_of_a_task(path) and "import argparse" in path.read_text()
         if own.startswith(("cli/", "reproduce/")) or own in TYPED_ELSEWHERE or is_verb:
             continue
-        used = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assign | ast.Call | ast.Return))
+        used = (node for node in nodes_of(path) if isinstance(node, ast.Assign | ast.Call | ast.Return))
         texts = {part.value for node in used for part in ast.walk(node) if isinstance(part, ast.Constant)}
         assert not [text for text in texts if isinstance(text, str) and TYPED.search(text)], own
 
@@ -211,7 +222,7 @@ def test_no_submodule_takes_the_place_of_a_public_name() -> None:
 
 def test_public_definitions_are_documented() -> None:
     for path in FILES:
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         assert ast.get_docstring(tree), path
         for node in tree.body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):

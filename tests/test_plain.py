@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from undrawn_charts import EMPTY
 
 import kilolayer
 from kilolayer.speed.operators import kernels
+from tests.fixtures.undrawn_charts import EMPTY
 
 MODULES = """
 import itertools

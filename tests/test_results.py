@@ -6,15 +6,15 @@ from functools import cache
 from importlib import import_module
 
 import pytest
-from derivations.methods import dead_table
-from derivations.page import changed, differences, links_of, plain, sections_of
-from derivations.section import DERIVATIONS, ROOT, Derivation, read
 
 import kilolayer as kl
 from kilolayer.evaluate.stack_label import LEVELS
+from tests.derivations.methods import dead_table
+from tests.derivations.page import changed, differences, links_of, plain, sections_of
+from tests.derivations.section import DERIVATIONS, ROOT, Derivation, read
 
 for path in sorted((ROOT / "tests/derivations").glob("*.py")):
-    import_module(f"derivations.{path.stem}")
+    import_module(f"tests.derivations.{path.stem}")
 
 
 @cache

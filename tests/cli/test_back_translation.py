@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typed_commands import quietly, translate
 
 from kilolayer.runs.run import Run, cache_folder
+from tests.cli.typed_commands import quietly, translate
 
 TINY = ["--train.steps", "2", "--train.valid_bleu", "false"]
 MANIFEST = """\

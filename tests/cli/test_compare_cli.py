@@ -15,16 +15,16 @@ from typing import IO
 
 import pytest
 import torch
-from fork_server import SERVER
-from small_runs import text_table, write_corpus
-from typed_commands import quietly, refused
-from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.compare import queue
 from kilolayer.compare.comparison import Comparison
 from kilolayer.config import dump
 from kilolayer.runs.run import Run
+from tests.cli.typed_commands import quietly, refused
+from tests.fixtures.fork_server import SERVER
+from tests.fixtures.small_runs import text_table, write_corpus
+from tests.fixtures.undrawn_charts import undrawn_charts
 
 
 @pytest.fixture(scope="module")

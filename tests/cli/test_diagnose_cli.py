@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typed_commands import quietly, refused
 
 from kilolayer.errors import InputError
+from tests.cli.typed_commands import quietly, refused
 
 
 @pytest.mark.slow
@@ -66,6 +66,7 @@ def test_without_a_configuration_it_is_the_embedded_one(verb: str, tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == (["surfaces"] if verb == "surface" else [])
 
 
+@pytest.mark.slow
 def test_the_embedded_text_is_there_while_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(config: Any, **_: Any) -> Any:
         has_text = (Path(config.data.folder) / "train.en").stat().st_size > 1000

@@ -12,10 +12,10 @@ import pytest
 import sentencepiece
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
-from typed_commands import quietly, refused
 
 from kilolayer.data.corpora import ScoredPart
 from kilolayer.runs.run import Run
+from tests.cli.typed_commands import quietly, refused
 
 DIRECTIONS = ["en-de", "de-en", "en-up", "up-en"]
 

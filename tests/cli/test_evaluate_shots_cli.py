@@ -8,10 +8,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typed_commands import quietly, refused, write_corpus
 
 from kilolayer.data.grammar import pairs
 from kilolayer.files.writing import unwritable
+from tests.cli.typed_commands import quietly, refused, write_corpus
 
 CONFIG = """\
 task = "causal_lm"

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typed_commands import quietly, refused
+
+from tests.cli.typed_commands import quietly, refused
 
 CONFIG = """\
 task = "masked_lm"

@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from typed_commands import quietly, refused
 
 from kilolayer.config import build, load
 from kilolayer.data.grammar import pairs
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.config import RunConfig
+from tests.cli.typed_commands import quietly, refused
 
 CONFIG = """\
 task = "causal_lm"

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_classifiers import classify_table, write_examples
-from typed_commands import quietly, refused
 
 from kilolayer.config import dump, load
 from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run, cache_folder
 from kilolayer.training.trainer import Trainer
+from tests.cli.typed_commands import quietly, refused
+from tests.fixtures.small_classifiers import classify_table, write_examples
 
 MASKED = """\
 task = "masked_lm"

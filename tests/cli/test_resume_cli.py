@@ -7,15 +7,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import new_run, task_of
-from small_runs import write_corpus as write_small_corpus
-from typed_commands import quietly, refused
 
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
+from tests.cli.typed_commands import quietly, refused
+from tests.fixtures.small_runs import new_run, task_of
+from tests.fixtures.small_runs import write_corpus as write_small_corpus
 
 
 @pytest.fixture(scope="module")

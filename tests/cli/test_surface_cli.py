@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small_runs import SMALL, new_run_of, task_of, write_corpus
 
 from kilolayer import config as configuration
 from kilolayer.cli.main import main
@@ -17,14 +16,10 @@ from kilolayer.errors import InputError
 from kilolayer.probe.subject import training_loss
 from kilolayer.runs.run import Run, choose_device
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import SMALL, new_run_of, task_of
 
 QUICK = ["--size", "3", "--batches", "2", "--device", "cpu", "--json"]
 CPU = choose_device("cpu")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +104,7 @@ def test_a_trajectory_begins_at_the_start_and_ends_at_the_last_checkpoint(
 QUICKLY = ("classify", "translation")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("task", [t if t in QUICKLY else pytest.param(t, marks=pytest.mark.slow) for t in sorted(SMALL)])
 def test_a_configuration_of_any_task_has_a_surface(
     task: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

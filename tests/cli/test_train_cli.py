@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from typed_commands import quietly, refused, translate
 
 from kilolayer import recipes
 from kilolayer.cli.configuration import read_tables
@@ -25,6 +24,7 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from kilolayer.tasks import registry, results
 from kilolayer.tasks.config import RunConfig
+from tests.cli.typed_commands import quietly, refused, translate
 
 
 def test_training_leaves_everything_in_its_folder(trained: tuple[Path, str, str]) -> None:

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from typed_commands import quietly, refused, translate, write_corpus
 
 import kilolayer as kl
 from kilolayer import terminal
@@ -16,6 +15,7 @@ from kilolayer.data.text import count_lines, read_lines
 from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.errors import InputError, OptionError, UnusedOptionError
 from kilolayer.tasks.config import RunConfig
+from tests.cli.typed_commands import quietly, refused, translate, write_corpus
 
 # What a file says, what is typed, and what comes of both: None stands for a value that is absent.
 WINNERS = [

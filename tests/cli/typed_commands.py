@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
-from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from undrawn_charts import drawn_charts
 
-from kilolayer.cli.main import main
 from kilolayer.data.grammar import pairs
+from tests.fixtures.commands import typed
+from tests.fixtures.undrawn_charts import drawn_charts
 
 CONFIG = """\
 [model]
@@ -66,10 +66,8 @@ def write_corpus(folder: Path) -> Path:
 
 def quietly(*words: object, draws: bool = False) -> tuple[int, str, str]:
     """Exit code, standard output and error of a command. draws: whether the charts of its page are drawn."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), drawn_charts() if draws else nullcontext():
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
+    with drawn_charts() if draws else nullcontext():
+        return typed(*words)
 
 
 def refused(*words: object) -> list[str]:

@@ -6,18 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import new_text_run, table, text_table, write_corpus
 
 import kilolayer as kl
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis
 from kilolayer.config import dump, load
 from kilolayer.errors import InputError, KilolayerError, OptionError
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.fixtures.small_runs import new_text_run, table, text_table
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(VALUES, VALUES), min_size=2, max_size=2, unique_by=repr))
 def test_other_values_have_other_names_that_are_names_of_folders(pairs: list[tuple[Any, Any]]) -> None:
     one, other = (Axis("a.x", (x,)).values + Axis("b.y", (y,)).values for x, y in pairs)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from small_runs import table, text_table
 
 from kilolayer.compare import machine
 from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, free_memory, threads_of
 from kilolayer.config import build
 from kilolayer.runs.budget import Work, budget
 from kilolayer.tasks.config import RunConfig
+from tests.fixtures.small_runs import table, text_table
 
 
 def test_a_device_holds_what_fits_beside_what_is_there() -> None:

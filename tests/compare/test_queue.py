@@ -18,7 +18,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_runs import text_table, write_corpus
 
 from kilolayer.cli.compare import summary
 from kilolayer.cli.main import main
@@ -30,6 +29,7 @@ from kilolayer.compare.queue import run_all
 from kilolayer.config import dump
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.runs.lock import holder_of, locked
+from tests.fixtures.small_runs import text_table
 
 FAKE = Path(__file__).parent / "fake_train.py"
 PARENT = """
@@ -50,11 +50,6 @@ def events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(queue, "POLL_SECONDS", 0.02)
     monkeypatch.setenv("FAKE_EVENTS", str(tmp_path / "events.jsonl"))
     return tmp_path / "events.jsonl"
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def made(tmp_path: Path, corpus: Path, steps: int = 3, **values: Any) -> Comparison:
@@ -264,7 +259,7 @@ def test_two_queues_of_one_comparison_are_refused(tmp_path: Path, corpus: Path, 
 
 
 def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
+    comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):
         while holder_of(first.folder) is None:
@@ -277,7 +272,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
 
 
 def test_a_run_that_an_earlier_queue_has_just_started_is_not_doubled(tmp_path: Path, corpus: Path, events: Path) -> None:
-    comparison = made(tmp_path, corpus, steps=60, seed=[1, 2])  # three seconds: it must outlive the start of the queue
+    comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]
     # It has no lock yet: its process still begins.
     with subprocess.Popen([sys.executable, str(FAKE), str(comparison.config_path(first)), "--run", str(first.folder)]):

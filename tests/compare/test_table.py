@@ -10,7 +10,6 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-from small_runs import new_run, new_text_run, table, write_corpus
 
 from kilolayer.cli.main import main
 from kilolayer.compare.comparison import Comparison
@@ -21,11 +20,7 @@ from kilolayer.compare.verdicts import against_best
 from kilolayer.config import dump
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.evaluate.significance import paired_bootstrap
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.fixtures.small_runs import new_run, new_text_run, table
 
 
 def write_run(

@@ -13,7 +13,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_pairs import Lengths, make_pairs, random_lengths
 
 from kilolayer.data.batches import Batch, BatchConfig, Batches, in_order
 from kilolayer.data.corpora import DataConfig, find_corpora
@@ -22,6 +21,7 @@ from kilolayer.data.filters import FilterConfig
 from kilolayer.data.shapes import Assignment, choose_shapes, make_shape
 from kilolayer.data.tokenizer import TokenizerConfig, tokenizers_for
 from kilolayer.errors import InputError, OptionError
+from tests.data.token_pairs import Lengths, make_pairs, random_lengths
 
 LENGTHS = st.lists(st.tuples(st.integers(2, 25), st.integers(2, 25)), min_size=1, max_size=80)
 
@@ -49,7 +49,7 @@ def same(one: Batch, other: Batch) -> bool:
 
 
 @given(LENGTHS, st.integers(1, 12), st.integers(50, 600), st.integers(0, 5))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_every_pair_once_an_epoch_in_fixed_shapes(
     tmp_path_factory: pytest.TempPathFactory, lengths: Lengths, shapes: int, tokens: int, seed: int
 ) -> None:
@@ -153,7 +153,7 @@ def test_validation_keeps_every_pair_in_a_fixed_order(
 
 
 @given(LENGTHS, st.integers(1, 12))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=60)
 def test_each_pair_goes_to_the_smallest_shape_that_holds_it(lengths: Lengths, most: int) -> None:
     counted = Counter(lengths)
     shapes = choose_shapes(np.array(list(counted)), np.array(list(counted.values()), float), 500, most)

@@ -14,7 +14,6 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive_byte_bpe import pieces, words
 from transformers import GPT2Tokenizer
 
 from kilolayer.data import byte_pieces
@@ -25,6 +24,7 @@ from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import TokenizerConfig, train_tokenizer
 from kilolayer.data.vocabulary import load_vocabulary, vocabulary_for
 from kilolayer.errors import InputError, OptionError
+from tests.data.naive_byte_bpe import pieces, words
 
 SIZE = 420
 ODD = [
@@ -107,7 +107,7 @@ def test_text_is_cut_as_by_loops_written_out(trained: BytePieceVocabulary, kept:
     assert len(ranks) == SIZE - 260
 
     @given(TEXTS)
-    @settings(deadline=None, max_examples=300)
+    @settings(deadline=None, max_examples=100)
     def check(sample: str) -> None:
         expected = [piece for word in words(sample) for piece in pieces(word.encode(), ranks)]
         assert [trained.decode_bytes([token]) for token in trained.encode(sample.encode()).tolist()] == expected
@@ -128,7 +128,7 @@ def test_a_text_in_chunks_has_the_tokens_of_the_whole(trained: BytePieceVocabula
         with monkeypatch.context() as patch:
             patch.setattr(byte_pieces, "CHARACTERS", characters)
             patch.setattr(byte_pieces, "CHUNKS", chunks)
-            settings(deadline=None, max_examples=150)(given(TEXTS)(check))()
+            settings(deadline=None, max_examples=50)(given(TEXTS)(check))()
             assert len(byte_pieces._chunks("the dog sees a cat, and " * 3)) > 3
     for character in map(
         chr, [*range(0x200), 0x1680, 0x180E, *range(0x2000, 0x2070), 0x3000, 0xFEFF, 0x1F600]
@@ -141,7 +141,7 @@ def test_a_text_in_chunks_has_the_tokens_of_the_whole(trained: BytePieceVocabula
 
 def test_any_bytes_come_back_and_are_counted(trained: BytePieceVocabulary) -> None:
     @given(BYTES)
-    @settings(deadline=None, max_examples=500)
+    @settings(deadline=None, max_examples=150)
     def check(data: bytes) -> None:
         ids = trained.encode(data)
         assert ids.dtype == np.int64

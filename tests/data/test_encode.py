@@ -61,6 +61,7 @@ def test_filters_count_what_they_remove(tmp_path: Path) -> None:
     assert encode_text(text, TOKENIZERS, tmp_path / "cache", tagged=False, filters=loose).report.kept == 5
 
 
+@pytest.mark.slow
 def test_a_line_of_ten_megabytes_is_counted_as_too_long(tmp_path: Path) -> None:
     text = parallel(tmp_path, ["the dog", "x" * 10_000_000, "a bird"], ["the dog", "x", "a bird"])
     pairs = encode_text(text, TOKENIZERS, tmp_path / "cache", tagged=False, filters=FilterConfig())

@@ -49,6 +49,7 @@ def rows_of(part: ExampleFile | None) -> list[tuple[Any, ...]]:
     return [(example.first, example.second, example.label) for example in part.examples]
 
 
+@pytest.mark.matrix(3)
 @needs_glue
 @pytest.mark.parametrize("name", REAL)
 def test_glues_real_files_hold_what_a_naive_reader_finds(name: str) -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_text import made_text
 
 from kilolayer.config import build
 from kilolayer.data.masking import MaskedText, Masker, MaskingConfig, fixed_masks, span_lengths
 from kilolayer.data.packing import Documents, FixedRows, PackedText
 from kilolayer.errors import InputError, OptionError
+from tests.data.made_text import made_text
 
 VOCABULARY = 1000
 MASK = 1000

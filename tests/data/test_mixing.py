@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_batches import numbers, same
-from token_pairs import make_pairs, random_lengths
 
 from kilolayer.data.batches import BatchConfig, Batches
 from kilolayer.data.mixing import Mixture, Part
 from kilolayer.errors import InputError
+from tests.data.test_batches import numbers, same
+from tests.data.token_pairs import make_pairs, random_lengths
 
 CONFIG = BatchConfig(tokens=200, shapes=4)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from made_text import made_text
 
 from kilolayer.data.packing import Documents, FixedRows, PackedBatch, PackedText, best_fit
 from kilolayer.errors import InputError
+from tests.data.made_text import made_text
 
 LENGTH = 12
 # Empty, of one token, of one less than fits, that just fits, one more, and much longer ones.

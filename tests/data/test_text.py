@@ -52,7 +52,7 @@ def expected(content: bytes) -> list[str]:
 
 
 @given(st.binary(max_size=200) | st.lists(st.sampled_from([b"\n", b"\r", b"\xef\xbb\xbf", b"a", b"\0", b"\xc3"])).map(b"".join))
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_bytes_are_lines_or_a_named_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "random"
     path.write_bytes(content)

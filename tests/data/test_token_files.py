@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from token_pairs import make_pairs, write_pairs
 
 from kilolayer.data.cache_folder import built, content_key, damage
 from kilolayer.data.filters import FilterReport
 from kilolayer.data.store import PairWriter, TokenPairs
 from kilolayer.errors import InputError, WriteError
+from tests.data.token_pairs import make_pairs, write_pairs
 
 ROWS = st.lists(st.tuples(*[st.lists(st.integers(1, 69_999), max_size=9)] * 2), max_size=20)
 

@@ -168,6 +168,7 @@ def test_a_share_of_too_little_text_is_told_as_such(tmp_path: Path) -> None:
         encode_documents(parts.valid, ByteVocabulary(), tmp_path / "cache")
 
 
+@pytest.mark.slow
 def test_much_text_takes_no_memory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"0123456789abcdef" * (4 << 20))  # 64 MiB, without a line
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from statistics import fmean
 
-from derivations.section import SHOWN, Data, Pieces, listed, rate, read, row, section, word
+from tests.derivations.section import SHOWN, Data, Pieces, listed, rate, read, row, section, word
 
 MASKED_WARMUP = 120
 

@@ -9,9 +9,8 @@ from functools import cache
 from statistics import fmean
 from typing import Any
 
-from derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
-
 from kilolayer.evaluate.stack_label import DEAD, DYING, as_fraction
+from tests.derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
 
 
 class MethodsByDepth:

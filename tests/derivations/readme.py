@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from derivations.methods import MethodsByDepth
-from derivations.section import README, SHOWN, Data, Pieces, listed, read, row, section, word
-from derivations.speed import Speed
-from derivations.start import propagation_cells, said
-
 import kilolayer as kl
+from tests.derivations.methods import MethodsByDepth
+from tests.derivations.section import README, SHOWN, Data, Pieces, listed, read, row, section, word
+from tests.derivations.speed import Speed
+from tests.derivations.start import propagation_cells, said
 
 
 @section(

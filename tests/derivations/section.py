@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from derivations.page import WORDS
+from tests.derivations.page import WORDS
 
 ROOT = Path(__file__).parents[2]
 README, RESULTS = "README.md", "docs/results.md"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from statistics import median
 
-from derivations.section import Data, Pieces, listed, row, section, word
-
 import kilolayer as kl
+from tests.derivations.section import Data, Pieces, listed, row, section, word
 
 PEERS = {
     "nn.Transformer in one graph": "torch.nn.Transformer, compiled, in one CUDA graph",

@@ -6,7 +6,7 @@ import math
 import re
 from statistics import fmean
 
-from derivations.section import SHOWN, Data, Pieces, read, row, section, share, two_digits, word
+from tests.derivations.section import SHOWN, Data, Pieces, read, row, section, share, two_digits, word
 
 
 def propagation_cells(results: Data, recipe: str) -> dict[str, str]:

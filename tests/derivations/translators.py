@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from statistics import fmean
 
-from derivations.section import SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
+from tests.derivations.section import SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
 
 
 def bleu_of_seeds(runs: Data, system: str, score: str) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from made_translations import references, spoiled
 
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
 from kilolayer.evaluate.scores import Bleu, words
+from tests.evaluate.made_translations import references, spoiled
 
 REFERENCES = references(60)
 HYPOTHESES = spoiled(REFERENCES, 0.3, seed=5)

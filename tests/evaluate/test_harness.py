@@ -108,11 +108,11 @@ metric_list:
 def test_a_task_of_lm_eval_has_our_accuracy(model: kl.Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import lm_eval
     from lm_eval.tasks import TaskManager
-    from made_questions import write_lines
 
     from kilolayer.evaluate.shots import SETS
     from kilolayer.evaluate.shots.examples import read_examples
     from kilolayer.evaluate.shots.score import score_set
+    from tests.evaluate.made_questions import write_lines
 
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
     rows = [{"goal": f"{n} of", "sol1": "a" * (n + 1), "sol2": "bc" * (9 - n), "label": n % 2} for n in range(9)]

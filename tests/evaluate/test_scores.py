@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import sacrebleu
 import sentencepiece
-from made_translations import references, spoiled
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.tokenizers.tokenizer_spm import TokenizerSPM
 
@@ -31,6 +30,7 @@ from kilolayer.evaluate.scores import (
     score_all,
     words,
 )
+from tests.evaluate.made_translations import references, spoiled
 
 REFERENCES = references(80)
 HYPOTHESES = spoiled(REFERENCES, 0.3, seed=1)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from made_questions import MADE, write_lines, write_sets
 
 import kilolayer as kl
 from kilolayer.data.vocabulary import FIRST_BYTE, ByteVocabulary
@@ -23,6 +22,7 @@ from kilolayer.evaluate.shots import score as scoring
 from kilolayer.evaluate.shots.examples import Examples, read_examples
 from kilolayer.evaluate.shots.row import Row
 from kilolayer.evaluate.shots.score import ShotScore, mean_and_error, score_set
+from tests.evaluate.made_questions import MADE, write_lines, write_sets
 
 LENGTH = 512
 DATA = Path(os.environ.get("KILOLAYER_DATA", "/nowhere")) / "nlu" / "zeroshot"

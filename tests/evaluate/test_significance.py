@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_translations import references, spoiled
 from sacrebleu.significance import PairedTest
 
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.scores import Bleu, Chrf, Metric, SacreScore, Ter
 from kilolayer.evaluate.significance import SEED, comparison_matrix, paired_bootstrap, resampled_sums
+from tests.evaluate.made_translations import references, spoiled
 
 REFERENCES = references(120)
 SYSTEMS = {rate: spoiled(REFERENCES, rate, seed=round(1000 * rate)) for rate in (0.25, 0.27, 0.30, 0.50)}
@@ -96,6 +96,7 @@ def test_a_mean_has_the_interval_that_theory_gives() -> None:
     assert comparison.system.high == pytest.approx(numbers.mean() + half, abs=0.03)
 
 
+@pytest.mark.slow
 def test_equal_systems_are_called_different_as_often_as_documented() -> None:
     generator = np.random.default_rng(1)
     verdicts: list[str] = []

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from fork_server import SERVER
-from undrawn_charts import undrawn_charts
+from tests.fixtures.fork_server import SERVER
+from tests.fixtures.undrawn_charts import undrawn_charts
 
 NOBODY = 65534
 SECONDS = 60.0

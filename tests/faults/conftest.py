@@ -5,14 +5,9 @@ from typing import Any
 
 import pytest
 import tomli_w
-from children import run
-from run_forms import FORMS
-from small_runs import write_corpus
 
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.faults.children import run
+from tests.faults.run_forms import FORMS
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,9 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from odd_values import JSON_VALUES
 from torch import Tensor
+
+from tests.faults.odd_values import JSON_VALUES
 
 ODD_TENSORS: dict[str, Callable[[Tensor], Tensor]] = {
     "0-d": lambda tensor: tensor.flatten()[0],

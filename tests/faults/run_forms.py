@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from small_classifiers import classify_table
-from small_runs import masked_table, table, text_table
+from tests.fixtures.small_classifiers import classify_table
+from tests.fixtures.small_runs import masked_table, table, text_table
 
 Table = dict[str, Any]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from children import NOBODY, SERVER
 
 from kilolayer.data import text
 from kilolayer.data.cache_folder import built, damage
@@ -26,6 +25,7 @@ from kilolayer.data.vocabulary import ByteVocabulary, vocabulary_for
 from kilolayer.errors import InputError
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.task import TranslationTask
+from tests.faults.children import NOBODY, SERVER
 
 PARTS = [b"\n", b"\r", b"\t", b"\0", b"\xef\xbb\xbf", b"\xff", b"\xc3", b"\xe2\x80\xa8", b"\xe2\x96\x81"]
 PARTS += [b"\xed\xa0\x80", b"\x1b[2J"]

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from children import NOBODY, run
-from run_forms import FORMS, QUICK
 
 from kilolayer.runs import checkpoint
+from tests.faults.children import NOBODY, run
+from tests.faults.run_forms import FORMS, QUICK
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 ROOT = os.geteuid() == 0

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from children import run
-from run_forms import FORMS, QUICK
+
+from tests.faults.children import run
+from tests.faults.run_forms import FORMS, QUICK
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 TEXT = ["", " ", "\t", "the dog", "日本語", "👩‍👩‍👧", "\u2028", "\x00\x0b\x85"]

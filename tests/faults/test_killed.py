@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import ended, start
-from run_forms import FORMS, QUICK
-from small_runs import record
 
 from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run
+from tests.faults.children import ended, start
+from tests.faults.run_forms import FORMS, QUICK
+from tests.fixtures.small_runs import record
 
 LIFE = {"steps": 30, "save_every": 4, "valid_every": 9, "log_every": 4, "layers_every": 3, "accumulate": 2, "keep": 2}
 SLOW = [pytest.param(form, seed, marks=pytest.mark.slow) for form in FORMS for seed in range(10, 14)]

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from children import run
-from run_forms import FORMS
 
 from kilolayer.runs import checkpoint
+from tests.faults.children import run
+from tests.faults.run_forms import FORMS
 
 UNFINISHED = {"train": {"steps": 12, "save_every": 6}}
 QUICK = ("metrics.jsonl",)

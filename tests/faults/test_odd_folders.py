@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
-from odd_folders import ODD_TENSORS, WEIGHTS, edited_json, mutate
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 import kilolayer as kl
@@ -24,6 +22,8 @@ from kilolayer.errors import KilolayerError
 from kilolayer.runs.checkpoint import PIECE
 from kilolayer.runs.origins import open_origin
 from kilolayer.training.trainer import Trainer
+from tests.faults.odd_folders import ODD_TENSORS, WEIGHTS, edited_json, mutate
+from tests.fixtures.foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
 
 SECONDS = 30.0  # on a machine that does other things too
 LINES = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "a small text"] * 3
@@ -59,7 +59,7 @@ def use(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "opt", "marian"])
-@pytest.mark.parametrize("count", [25, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])
 def test_a_mutated_folder_is_used_or_refused(kind: str, count: int, folders: dict[str, Path], tmp_path: Path) -> None:
     use(folders[kind])
     refused = 0
@@ -190,6 +190,7 @@ def test_a_saved_model_is_not_built_for_weights_of_a_smaller_one(tmp_path: Path)
         kl.load_model(folder)
 
 
+@pytest.mark.slow
 def test_a_runs_model_is_not_built_for_weights_of_a_smaller_one(finished: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(finished("translation"), tmp_path / "run")
     text = (folder / "config.toml").read_text()

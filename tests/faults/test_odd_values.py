@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from odd_values import trials, write_odd_run
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -21,6 +20,7 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.results import read_samples, read_scores
 from kilolayer.tasks.translation.evaluate import show_errors
+from tests.faults.odd_values import trials, write_odd_run
 
 SECONDS = 60.0  # on a machine that does other things too
 HUGE = "9" * 400

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from children import NOBODY, run
-from run_forms import FORMS, QUICK
 
 from kilolayer.cli.main import main
+from tests.faults.children import NOBODY, run
+from tests.faults.run_forms import FORMS, QUICK
 
 EMOJI = "\U0001f600 caf\u00e9 \u05e9 'quoted' \"twice\" \\ # [x]"
 NOT_UTF8 = os.fsdecode(b"caf\xe9")

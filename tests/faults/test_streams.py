@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from children import ended, run, start
-from run_forms import FORMS, QUICK
+
+from tests.faults.children import ended, run, start
+from tests.faults.run_forms import FORMS, QUICK
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_translators import BOS, EOS, PAD, next_log_probabilities, sources, translator
 from torch import Tensor
 
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.sample import draw, uniforms
 from kilolayer.generate.search import generate
+from tests.generate.small_translators import BOS, EOS, PAD, next_log_probabilities, sources, translator
 
 DRAWS = 6000
 # The 99.9th percentiles of chi-square with 1 to 11 degrees of freedom.

@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_translators import BOS, EOS, PAD, every_hypothesis, plain_beam, plain_greedy, sources, translator
 from torch import Tensor
 
 import kilolayer as kl
@@ -18,6 +17,7 @@ from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.search import generate
 from kilolayer.runtime.reader import Reader
+from tests.generate.small_translators import BOS, EOS, PAD, every_hypothesis, plain_beam, plain_greedy, sources, translator
 
 LENGTHS = [6, 2, 4, 1, 5]
 METHODS = [

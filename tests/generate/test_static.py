@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_translators import sources, translator
 
 import kilolayer as kl
 from kilolayer.errors import InputError
@@ -20,6 +19,7 @@ from kilolayer.speed.decoding import Size, _decoders, decoders_of
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.static_reader import ScoringDecoder, StaticReader
+from tests.generate.small_translators import sources, translator
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SEARCHES: dict[str, tuple[int, Any]] = {

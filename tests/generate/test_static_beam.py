@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_translators import EOS, sources, translator
 from torch import Tensor
 
 import kilolayer as kl
@@ -17,6 +16,7 @@ from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.runtime.reader import Reader
 from kilolayer.speed.decoding import decoders_of
 from kilolayer.speed.static_beam import BeamDecoder, StaticBeam
+from tests.generate.small_translators import EOS, sources, translator
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_translators import EOS, translator
 
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.generate.translate import translate_lines
+from tests.generate.small_translators import EOS, translator
 
 VOCABULARY = 20
 BREAKS = {4: "\n", 5: "\r"}

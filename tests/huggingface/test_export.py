@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from small_runs import new_run, new_run_of, new_text_run, task_of, write_corpus
 from torch.nn.utils.rnn import pad_sequence
 
 import kilolayer as kl
@@ -34,6 +33,7 @@ from kilolayer.generate.translate import translate_lines
 from kilolayer.runs.run import Run
 from kilolayer.tasks.translation.task import SidedTokenizer
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_run, new_run_of, new_text_run, task_of
 
 NEW = 12  # tokens that a language model writes
 ODD = ["A dog  sees\ta cat. ", "</s> <pad> <s> <unk>", "caf\u00e9 \U0001f600 12,345", "<2de> \u65e5\u672c"]
@@ -84,11 +84,6 @@ CLASSES = {
 """All others are MarianMTModel and OPTForCausalLM."""
 SOME = {"deepnorm", "sub_ln", "bytes, deepnorm", "masked_lm"}
 """What `make test` loads by Transformers: two plain classes and two of Kilolayer's own; the others are slow."""
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from foreign_models import LENGTH, bert_config, gpt2_config, marian_config, opt_config, spread
 from torch import Tensor
 from transformers import (
     BertForMaskedLM,
@@ -29,6 +28,7 @@ from transformers import (
 
 import kilolayer as kl
 from kilolayer.errors import KilolayerError
+from tests.fixtures.foreign_models import LENGTH, bert_config, gpt2_config, marian_config, opt_config, spread
 
 VOCABULARY = 29
 FP64 = {"rtol": 1e-10, "atol": 1e-10}

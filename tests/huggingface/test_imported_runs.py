@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
-from small_runs import SMALL, write_corpus
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -37,6 +35,8 @@ from kilolayer.runs.run import Run, cache_folder, in_steps, prepare
 from kilolayer.runs.start import start_of, started_config, vocabulary_of
 from kilolayer.tasks.translation.task import SidedTokenizer
 from kilolayer.training.loop import train
+from tests.fixtures.foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
+from tests.fixtures.small_runs import SMALL
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
@@ -97,11 +97,6 @@ class Exported:
         assert type(found).__name__ == CLASSES[name]
         assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         return found.eval()
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import new_run_of, task_of, write_corpus
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
 
 import kilolayer as kl
@@ -26,6 +25,7 @@ from kilolayer.generate.search import generate
 from kilolayer.huggingface.text_tokenizer import encoder_files
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_run_of, task_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
@@ -34,11 +34,6 @@ SHORT = {"train": {"steps": 2, "valid_every": 2, "save_every": 2}}
 SUB_LN: dict[str, Any] = {"recipe": "sub_ln", "tie_embeddings": False}
 SPARSE: dict[str, Any] = {**SUB_LN, "positions": "rotary", "moe": {"experts": 4}}
 TEXTS = ["The dog sings.", "</s> <pad> <mask> <s>", "  two  spaces\n\tand a line", "日本語 \ufffd é", " ", "a"]
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

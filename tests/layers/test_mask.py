@@ -39,7 +39,7 @@ def as_grid(mask: Mask, queries: int, keys: int) -> list[list[bool]]:
 
 
 @given(sequences())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_self_mask_is_the_rule(case: tuple[int, int, bool, list[bool] | None, list[int] | None]) -> None:
     length, past, causal, real, documents = case
     mask = self_mask(
@@ -63,7 +63,7 @@ def test_self_mask_is_the_rule(case: tuple[int, int, bool, list[bool] | None, li
     st.lists(st.booleans(), min_size=1, max_size=6),
     st.none() | st.tuples(st.lists(st.integers(0, 2), min_size=5, max_size=5), st.lists(st.integers(0, 2), min_size=6)),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_cross_mask_is_the_rule(queries: int, real: list[bool], documents: tuple[list[int], list[int]] | None) -> None:
     keys = len(real)
     targets, sources = (None, None) if documents is None else (documents[0][:queries], documents[1][:keys])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +20,11 @@ from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.recipes.base import NORM, NormSpec, Plan
 from kilolayer.runs.export import export
 from kilolayer.speed.fast import fast_form, unfused_residuals
-from kilolayer.speed.operators import kernels
 from kilolayer.speed.written import WrittenStack, unroll_for_cpu
 
-OWN = "own_norm:MeanNorm"
+OWN = "tests.layers.own_norm:MeanNorm"
 SIZES: dict[str, Any] = {"dim": 8, "heads": 2, "ffn_dim": 12, "layers": 2, "vocab_size": 11, "norm": OWN}
 TOKENS = torch.tensor([[3, 5, 2, 9], [4, 1, 7, 0]])
-
-
-@pytest.fixture(autouse=True)
-def own_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
 def build(shape: str = "encoder", recipe: str = "deepnorm", **options: Any) -> Any:
@@ -87,15 +80,6 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return out.logits.detach(), {name: weight.grad for name, weight in model.named_parameters()}
 
 
-@pytest.fixture
-def every_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The fast form takes its operators on the CPU wherever it may."""
-    for name in ("fast_layer.can_fuse_residual_norm", "product.can_fuse_inner_norm", "fast_feedforward.can_fuse_grouped_norm"):
-        monkeypatch.setattr(f"kilolayer.speed.{name}", lambda *_: True)
-    with kernels.assumed("cpu"):
-        yield
-
-
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "peri_ln"])
 @pytest.mark.parametrize("moe", [{}, {"moe": {"experts": 2}}], ids=["dense", "sparse"])
@@ -132,8 +116,8 @@ def test_no_scale_is_moved_through_it() -> None:
 
 def test_a_norm_without_a_common_form_is_refused_inside_experts() -> None:
     with pytest.raises(OptionError, match="no `normalize`"):
-        build(recipe="sub_ln", moe={"experts": 2}, norm="own_norm:Tanh")
-    build(recipe="deepnorm", moe={"experts": 2}, norm="own_norm:Tanh")
+        build(recipe="sub_ln", moe={"experts": 2}, norm="tests.layers.own_norm:Tanh")
+    build(recipe="deepnorm", moe={"experts": 2}, norm="tests.layers.own_norm:Tanh")
 
 
 def test_the_modelling_file_of_an_exported_folder_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +132,7 @@ def test_the_modelling_file_of_an_exported_folder_holds_it(tmp_path: Path, monke
     torch.testing.assert_close(twin.eval()(TOKENS).logits, model(TOKENS).logits)
 
 
+@pytest.mark.slow
 def test_a_run_with_it_is_trained_loaded_diagnosed_and_its_export_says_why(tmp_path: Path) -> None:
     texts = tmp_path / "texts"
     texts.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from kilolayer.models.fold import fold
 from kilolayer.probe.attention_entropy import attention_entropy
 from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.speed.fast import fast_form
-from kilolayer.speed.operators import kernels
 from kilolayer.speed.written import WrittenStack, unroll_for_cpu
 
 SIZES: dict[str, Any] = {"dim": 16, "heads": 4, "ffn_dim": 12, "layers": 2, "vocab_size": 11, "qk_norm": True}
@@ -111,14 +109,6 @@ def test_logits_are_bounded_however_large_the_weights_are() -> None:
         f.query_key_value.weight.mul_(1e6)
     query, key, _ = f.project(torch.randn(2, 5, 16, dtype=torch.float64))
     assert (query @ key.mT / f.head_dim**0.5).abs().max() <= f.head_dim**0.5 + 1e-9
-
-
-@pytest.fixture
-def every_operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("fast_layer.can_fuse_residual_norm", "product.can_fuse_inner_norm", "fast_stack.can_run_short_attention"):
-        monkeypatch.setattr(f"kilolayer.speed.{name}", lambda *_: True)
-    with kernels.assumed("cpu"):
-        yield
 
 
 def results(model: Any) -> dict[str, Tensor]:

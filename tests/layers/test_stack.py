@@ -12,6 +12,7 @@ import kilolayer as kl
 from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.sublayer import DropPath
+from tests.fixtures.formulas import normed
 
 LAYERS = 3
 
@@ -26,11 +27,6 @@ def stack_of(recipe: str, **options: Any) -> Any:
 
 def states() -> Tensor:
     return torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def normed(x: Tensor, norm: Any) -> Tensor:
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.stream import LayerOutput, Pair
 from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
 from kilolayer.recipes.base import Learned, Plan
+from tests.fixtures.formulas import normed
 
 OPTIONS = LayerOptions(dim=6, heads=2, ffn_dim=8)
 PLANS = {
@@ -48,13 +49,6 @@ def make(kind: type[Sublayer], f: nn.Module, plan: Plan) -> Any:
         for weight in sublayer.parameters():
             weight += torch.rand(weight.shape, dtype=weight.dtype)
     return sublayer
-
-
-def normed(x: Tensor, norm: Any) -> Tensor:
-    if isinstance(norm, nn.Identity):
-        return x
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def branch_of(sublayer: Any, plan: Plan, x: Tensor, y: Tensor) -> Tensor:

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from naive_experts import make_layer
 from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.moe.balance import statistics
 from kilolayer.moe.router import Choice
+from tests.moe.naive_experts import make_layer
 
 
 def chosen(experts: list[list[int]], shares: list[list[float]]) -> Choice:

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from naive_experts import compare, make_layer
 from torch import Tensor
 
 import kilolayer as kl
@@ -15,6 +14,7 @@ from kilolayer.layers.initialize import new_tensors
 from kilolayer.layers.options import LayerOptions
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.recipes.base import Plan
+from tests.moe.naive_experts import compare, make_layer
 
 INNER = Plan(inner_norm=True)
 

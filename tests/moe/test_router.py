@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from naive_experts import cosine, softmax
 from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.layers.initialize import new_tensors
 from kilolayer.moe.router import Choice, CosineRouter, Router, make_router
 from kilolayer.recipes.base import Plan
+from tests.moe.naive_experts import cosine, softmax
 
 
 def router(dim: int = 8, **options: Any) -> Router:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from read_nothing import NothingIsRead
-from small_runs import new_run_of, record, stop_after, task_of
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -20,6 +18,8 @@ from kilolayer.optimizers.rules.muon import COEFFICIENTS, Orthogonal, orthogonal
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
+from tests.fixtures.read_nothing import NothingIsRead
+from tests.fixtures.small_runs import new_run_of, record, stop_after, task_of
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 
@@ -226,6 +226,7 @@ def test_the_health_of_a_stack_is_told_by_the_momentum() -> None:
             assert moved == pytest.approx(float(change), rel=0.3)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("options", [{"precision": "fp32", "accumulate": 2}, {"precision": "bf16"}])
 def test_a_stopped_run_goes_on_to_the_bit(
     tmp_path: Path, corpus: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

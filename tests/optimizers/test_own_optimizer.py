@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from read_nothing import NothingIsRead
-from small_runs import SMALL, new_run_of, record, stop_after, task_of
 from torch import nn
 
 import kilolayer as kl
@@ -24,6 +22,8 @@ from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
+from tests.fixtures.read_nothing import NothingIsRead
+from tests.fixtures.small_runs import SMALL, new_run_of, record, stop_after, task_of
 
 PAGE = (Path(__file__).parents[2] / "docs/extend.md").read_text()
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)

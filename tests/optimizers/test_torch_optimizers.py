@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import new_run_of, record, stop_after, task_of
 from torch import nn
 
 import kilolayer as kl
@@ -15,6 +14,7 @@ from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_run_of, record, stop_after, task_of
 
 ONE, YES, NO = torch.tensor(1.0), torch.tensor(True), torch.tensor(False)
 KINDS: dict[str, dict[str, Any]] = {
@@ -87,6 +87,7 @@ def test_state_goes_round_to_the_bit(kind: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), broken.parameters(), strict=True))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_stopped_run_goes_on_to_the_bit(
     tmp_path: Path, corpus: Path, precision: str, monkeypatch: pytest.MonkeyPatch

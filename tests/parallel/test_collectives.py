@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import one_or_many
 import pytest
-from process_pool import ProcessPool
+
+from tests.fixtures.process_pool import ProcessPool
+from tests.parallel import one_or_many
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])

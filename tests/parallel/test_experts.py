@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import one_or_many
 import pytest
 import safetensors.torch
 import torch
-from one_or_many import Case, build
-from process_pool import ProcessPool
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.parallel.group import ExpertGroup
+from tests.fixtures.process_pool import ProcessPool
+from tests.parallel import one_or_many
+from tests.parallel.one_or_many import Case, build
 
 CASES = {
     "top-1": Case(kl.MoE(experts=4, top_k=1)),

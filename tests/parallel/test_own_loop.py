@@ -6,12 +6,12 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
-import own_loops
 import pytest
 import torch
-from process_pool import ProcessPool
 
 import kilolayer as kl
+from tests.fixtures.process_pool import ProcessPool
+from tests.parallel import own_loops
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]

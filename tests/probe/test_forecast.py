@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import SMALL, table, write_corpus
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -26,6 +25,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.schedule import learning_rate
+from tests.fixtures.small_runs import SMALL, table
 
 ROOT = Path(__file__).parents[2]
 RATES = [1e-4 * 2**step for step in range(12)]
@@ -147,11 +147,6 @@ def test_the_usual_rates_are_those_that_a_user_would_type() -> None:
     assert {0.00015, 0.0003, 0.6} < set(forecasts.RATES)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 @pytest.fixture
 def small(corpus: Path) -> RunConfig:
     return build(RunConfig, table(corpus, train={"steps": 60, "warmup_steps": 20}))
@@ -194,6 +189,7 @@ def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig)
     assert absurd.shortest_warmup is None
 
 
+@pytest.mark.slow
 def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.probe.forecast.STEPS", 3)
     task = prepare(small, cache_folder())
@@ -204,7 +200,7 @@ def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, 
     assert half == precise
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("task", sorted(SMALL))
 def test_every_task_is_forecast_by_command(
     task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -221,6 +217,7 @@ def test_every_task_is_forecast_by_command(
     assert {each.name for each in tmp_path.iterdir()} == {"small.toml"}
 
 
+@pytest.mark.slow
 def test_python_takes_a_file_and_the_values_to_choose_from(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

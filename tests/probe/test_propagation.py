@@ -50,6 +50,7 @@ def test_deepnorm_has_the_same_gradient_in_every_layer(layers: int) -> None:
     assert all(0.8 < ratio < 1.25 for ratio in ratios), ratios
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "layers", [64, pytest.param(256, marks=pytest.mark.slow), THOUSAND]
 )  # at 12 layers these seeds scatter sevenfold, not tenfold

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import new_run, new_run_of, new_text_run, task_of, write_corpus
 from torch import Tensor
 
 from kilolayer.layers.modules import in_mode
@@ -16,13 +15,9 @@ from kilolayer.models.model import Model
 from kilolayer.probe.subject import BatchLoss, starting_model, training_loss
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.small_runs import new_run, new_run_of, new_text_run, task_of
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def real(row: Tensor) -> Tensor:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from naive_transformer import Admin, Branch
-from tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.calibrate import joined
+from tests.recipes.naive_transformer import Admin, Branch
+from tests.recipes.tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 
 BATCHES = {"encoder": SOURCE, "decoder": TARGET, "encoder_decoder": (SOURCE, TARGET)}
 

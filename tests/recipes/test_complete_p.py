@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import astuple
 
-import naive_transformer as naive
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import HEADS, PADDING, SHAPES, TARGET, build
 from torch import Tensor
 
 import kilolayer as kl
@@ -18,6 +16,8 @@ from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.recipes.base import Depths, Part
 from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
+from tests.recipes import naive_transformer as naive
+from tests.recipes.tiny_models import HEADS, PADDING, SHAPES, TARGET, build
 
 LR, EPS, DECAY, BETAS = 0.05, 0.01, 0.2, (0.9, 0.98)
 YES, ONE = torch.tensor(True), torch.tensor(1.0, dtype=torch.float64)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import naive_transformer as naive
 import pytest
 import torch
-from naive_transformer import NaiveTransformer, add_sinusoids
-from tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 from torch import Tensor, nn
 
 import kilolayer as kl
+from tests.recipes import naive_transformer as naive
+from tests.recipes.naive_transformer import NaiveTransformer, add_sinusoids
+from tests.recipes.tiny_models import HEADS, PADDING, SHAPES, SOURCE, TARGET, build, randomise
 
 EQUATIONS: list[tuple[str, dict[str, Any], type[NaiveTransformer]]] = [
     ("admin", {}, naive.Admin),

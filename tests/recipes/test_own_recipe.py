@@ -7,8 +7,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.cli.main import main
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.flat_options import plain_recipe
 from kilolayer.compare.grid import Axis
@@ -24,6 +21,7 @@ from kilolayer.config import build
 from kilolayer.data.grammar import pairs
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.recipes import registry
+from tests.fixtures.commands import typed
 
 CODE = '''
 import kilolayer as kl
@@ -75,13 +73,6 @@ def known(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The registry, as it was before the test once this is over."""
     monkeypatch.setattr(registry, "_registry", registry._registry.copy())
     return registry._registry
-
-
-def typed(*words: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
 
 
 def own_class(**members: Any) -> type[kl.recipes.Recipe]:

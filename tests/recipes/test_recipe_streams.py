@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_models import build
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -17,6 +16,7 @@ from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.probe.propagation import first_over_last
 from kilolayer.recipes.base import Depths, Kind, Place, Rates
+from tests.recipes.tiny_models import build
 
 SUBLAYERS, WIDTH = 1000, 128
 

@@ -1,7 +1,8 @@
 from collections.abc import Iterator
 
 import pytest
-from undrawn_charts import drawn_charts, undrawn_charts
+
+from tests.fixtures.undrawn_charts import drawn_charts, undrawn_charts
 
 
 @pytest.fixture(autouse=True, scope="module")

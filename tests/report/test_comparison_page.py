@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from parsed_page import Page
 
 from kilolayer import report
 from kilolayer.report.axis_colours import appearances
@@ -28,6 +27,7 @@ from kilolayer.report.curves_plot import Curve, curves_plot, sensible_range
 from kilolayer.report.facts import Fact
 from kilolayer.report.figure import Series
 from kilolayer.report.grid_plot import grid_plot
+from tests.report.parsed_page import Page
 
 HOSTILE = "</script></title></style></svg><script>alert(1)</script><!-- <img src=x onerror=f()>{{ 7 * 7 }}\"' \u2028 $\\frac{$"
 
@@ -180,6 +180,7 @@ def test_true_and_one_are_two_values_but_one_and_one_point_zero_are_not() -> Non
     assert axis.indices == [0, 1, 1, 2]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("runs", [2, 60])
 def test_many_long_curves_are_thinned_to_a_page_that_loads(runs: int) -> None:
     generator = np.random.default_rng(0)

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import BRIEF, entries, make_run
-from parsed_page import Page
-from undrawn_charts import undrawn_charts
 
 from kilolayer.cli.main import main
 from kilolayer.report.page import render
 from kilolayer.report.record import Record
 from kilolayer.report.samples_section import Piece, differing
+from tests.fixtures.undrawn_charts import undrawn_charts
+from tests.report.made_run import BRIEF, entries, make_run
+from tests.report.parsed_page import Page
 
 TRAIN = [{"kind": "train", "step": step, "loss": 9.0 / step, "lr": 1e-3, "grad_norm": 1.0} for step in range(10, 110, 10)]
 VALID = [{"kind": "valid", "step": step, "loss": 8.0 / step, "bleu": 0.3 * step} for step in (50, 100)]

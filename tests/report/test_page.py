@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
-from parsed_page import Page
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -23,6 +21,8 @@ from kilolayer.report.record import Record, read_record
 from kilolayer.report.run_parts import score_parts
 from kilolayer.report.scores_section import scores_section
 from kilolayer.tasks import registry
+from tests.report.made_run import BRIEF, CONFIG, SAMPLES, SCORES, entries, make_run
+from tests.report.parsed_page import Page
 
 
 def page_of(run: Path) -> Page:
@@ -165,6 +165,7 @@ def test_hostile_text_in_every_field_of_a_run_is_escaped(tmp_path: Path) -> None
     assert shown.text.count(words) >= 20
 
 
+@pytest.mark.slow
 def test_hostile_names_of_directions_are_escaped(tmp_path: Path) -> None:
     run = hostile_run(tmp_path / "run")
     tests = {f"{side} {HOSTILE}": {"bleu": {"value": 1.0, "name": HOSTILE, "signature": HOSTILE}} for side in "ab"}

@@ -43,6 +43,7 @@ def test_page_pictures_and_numbers_are_written(tmp_path: Path) -> None:
     assert "path" not in found
 
 
+@pytest.mark.slow
 def test_the_same_surface_gives_the_same_files(tmp_path: Path) -> None:
     first, second = (write_surface(tmp_path / name, "surface", view(bowl())) for name in "ab")
     for one, other in zip((first.page, first.data, *first.pictures), (second.page, second.data, *second.pictures), strict=True):
@@ -60,6 +61,7 @@ def test_a_path_is_drawn_and_listed(tmp_path: Path) -> None:
     assert found["steps"] == [10, 2000]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("far", [math.inf, math.nan, 1e30])
 def test_what_diverges_does_not_hide_the_rest(tmp_path: Path, far: float) -> None:
     loss = bowl()

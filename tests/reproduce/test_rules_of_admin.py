@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import run_of, two_seeds
 
 from kilolayer.reproduce.base import get
 from kilolayer.reproduce.lab import Lab, Run
+from tests.reproduce.made_up_runs import run_of, two_seeds
 
 
 @pytest.mark.parametrize(

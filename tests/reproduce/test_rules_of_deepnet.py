@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import NO_RESULT, run_of, translated, two_seeds
 
 from kilolayer.reproduce.base import Found, get
 from kilolayer.reproduce.cells import cell_of
@@ -17,6 +16,7 @@ from kilolayer.reproduce.deepnet_table4 import MODELS
 from kilolayer.reproduce.deepnet_table5 import DEEP, WIDE
 from kilolayer.reproduce.few_shots import FewShots
 from kilolayer.reproduce.lab import Lab, Run
+from tests.reproduce.made_up_runs import NO_RESULT, run_of, translated, two_seeds
 
 
 def gradients(start: tuple[float, float], later: tuple[float, ...], plain: float | str, scaled: float | str) -> Found:

@@ -1,15 +1,10 @@
 from pathlib import Path
 
 import pytest
-from run_by_command import printed
-from small_runs import SMALL, write_corpus
 
 from kilolayer.config import dump
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.fixtures.small_runs import SMALL
+from tests.runs.run_by_command import printed
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SMALL
 
 from kilolayer.config import build, merge, option_paths
 from kilolayer.data.held_out import HeldOut
@@ -17,6 +16,7 @@ from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.schedule import announce, learning_rate
+from tests.fixtures.small_runs import SMALL
 
 RULES = [task.load_config().resume for task in registry.all_of()]
 LISTED = [path for paths in may_change(*RULES).values() for path in paths]

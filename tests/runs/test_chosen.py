@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import bytes_of, new_run, record, stop_after, task_of
 
 from kilolayer.cli.main import main
 from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import bytes_of, new_run, record, stop_after, task_of
 
 CPU = torch.device("cpu")
 AVERAGED: dict[str, Any] = {"steps": 8, "save_every": 2, "keep": 3, "average": 3}
@@ -138,6 +138,7 @@ def test_a_damaged_checkpoint_that_no_undisturbed_run_has_is_not_missed(
     assert weights_in(run) == {"chosen": "newest", "steps": [6], "passed_over": []}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["damaged", "missing"])
 def test_a_best_checkpoint_that_cannot_be_used_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, kind: str

@@ -59,6 +59,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_log_and_the_configuration_say_so(folder: Path) -> None:
     write_two_files(folder, 600)
     quick = {"batches": {"tokens": 128}, "search": {"method": "greedy", "max_length_factor": 0, "max_length_extra": 2}}

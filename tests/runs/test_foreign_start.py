@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
-from small_runs import SMALL, last_checkpoint, stopped_and_resumed, write_corpus
 from torch import Tensor
 
 import kilolayer as kl
@@ -27,6 +25,8 @@ from kilolayer.runs.origins import ForeignOrigin, open_origin
 from kilolayer.runs.run import Run, cache_folder, in_steps, prepare
 from kilolayer.runs.start import start_of, started_config, vocabulary_of
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.foreign_folders import bert_folder, gpt2_folder, marian_folder, opt_folder
+from tests.fixtures.small_runs import SMALL, last_checkpoint, stopped_and_resumed
 
 TASKS = {"gpt2": "causal_lm", "opt": "causal_lm", "bert": "masked_lm", "classifier": "classify", "marian": "translation"}
 
@@ -38,11 +38,6 @@ class Made:
     folder: Path
     model: Any
     corpus: Path
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import new_run, record, task_of
 
 from kilolayer.errors import InputError, WriteError
 from kilolayer.report.metric_rows import read_rows
@@ -18,6 +17,7 @@ from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import Metrics
 from kilolayer.runs.trackers import TensorBoard
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_run, record, task_of
 
 BROKEN = {
     "not UTF-8": b'{"kind": "train", "step": 3, "text": "\xff"}',

@@ -13,13 +13,13 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from run_by_command import printed
-from small_runs import SMALL, table, text_table
 
 import kilolayer as kl
 from kilolayer.compare import queue
 from kilolayer.config import dump
 from kilolayer.errors import OptionError
+from tests.fixtures.small_runs import SMALL, table, text_table
+from tests.runs.run_by_command import printed
 
 FAKE = Path(__file__).parents[1] / "compare" / "fake_train.py"
 IMAGE = "data:image/svg+xml;base64,"
@@ -100,6 +100,7 @@ def test_a_diagnosis_prints_what_the_command_prints(trained: dict[str, Path], tm
     assert all(map(is_drawing, notebook.images))
 
 
+@pytest.mark.slow
 def test_a_forecast_prints_what_the_command_prints(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(dump(text_table(corpus, model={"layers": 1})))
     found = kl.forecast(tmp_path / "small.toml")

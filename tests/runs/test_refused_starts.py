@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL, new_text_run, table, task_of, text_table
 
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.runs.run import check_new
+from tests.fixtures.small_runs import SMALL, new_text_run, table, task_of, text_table
 
 TRAINING = {"translation": "train.de", "causal_lm": "train.en", "masked_lm": "train.jsonl", "classify": "train.tsv"}
 FAULTS: dict[str, Callable[[Path], object]] = {

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_by_command import printed, refusal
-from small_runs import SMALL, stop_after, table, text_table
 
 import kilolayer as kl
 from kilolayer.config import dump
 from kilolayer.errors import InputError, OptionError
 from kilolayer.runs.lock import locked
 from kilolayer.training.stop import Stopped
+from tests.fixtures.small_runs import SMALL, stop_after, table, text_table
+from tests.runs.run_by_command import printed, refusal
 
 STEPS = {"steps": 2}
 
@@ -126,6 +126,7 @@ def test_a_full_folder_is_refused_in_the_words_of_python_and_of_the_shell(
     assert "choose another with --run, resume it with --resume, or replace it with --overwrite" in said
 
 
+@pytest.mark.slow
 def test_the_command_overwrites_too(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(dump(text_table(corpus, train=STEPS)))
     for steps in ("2", "1"):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import new_run, task_of
 
 from kilolayer.errors import InputError, OptionError
 from kilolayer.runs.lock import locked
 from kilolayer.runs.metrics import Metrics, read_metrics
 from kilolayer.runs.run import Run, cache_folder, check_new, choose_device
+from tests.fixtures.small_runs import new_run, task_of
 
 
 def test_a_run_that_was_created_opens_as_it_was(tmp_path: Path, corpus: Path) -> None:

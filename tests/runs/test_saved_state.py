@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import new_run, task_of
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -23,6 +22,7 @@ from kilolayer.runs.checkpoint import Checkpoint
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.small_runs import new_run, task_of
 
 ODD = [None, True, "x", "1", [], [1, 2], {}, {"x": 1}, -1, 1.5, math.nan, math.inf, 10**30, 10**400]
 SPARSE = {"model": {"moe": {"experts": 4, "every": 1}}, "train": {"steps": 2, "log_every": 4, "valid_every": 2}}
@@ -68,6 +68,7 @@ def change(document: Any, path: tuple[Any, ...], act: Callable[[Any, Any], None]
     return changed
 
 
+@pytest.mark.slow
 def test_any_value_of_another_form_is_refused_by_its_name(trainer: Trainer, saved: Checkpoint) -> None:
     errors: list[tuple[str, InputError]] = []
     for path in places(saved.state):

@@ -7,7 +7,6 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
@@ -15,16 +14,16 @@ from typing import Any
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
-from small_classifiers import classify_table
-from small_runs import SMALL, new_run_of, task_of
 
 import kilolayer as kl
-from kilolayer.cli.main import main
 from kilolayer.errors import InputError, OptionError
 from kilolayer.runs.run import Run
 from kilolayer.runs.scoring import score_text
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.training.loop import train
+from tests.fixtures.commands import typed
+from tests.fixtures.small_classifiers import classify_table
+from tests.fixtures.small_runs import SMALL, new_run_of, task_of
 
 
 @pytest.fixture(scope="module")
@@ -35,13 +34,6 @@ def runs(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ru
     for run in found.values():
         assert train(run, task_of(run)) == 0
     return found
-
-
-def typed(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
 
 
 def own_test(task: str, corpus: Path) -> str:
@@ -103,6 +95,7 @@ def test_another_text_has_other_scores_and_needs_none_of_the_training_text(
     assert "weights: best, step 1" in out
 
 
+@pytest.mark.slow
 def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     runs: dict[str, Run], corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +117,7 @@ def test_a_source_and_its_reference_have_the_scores_of_what_translate_writes(
     assert (code, "BLEU by words in the reference" in out, "frequency in training" in out) == (0, True, False)
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared_on_one_text(runs: dict[str, Run], corpus: Path, tmp_path: Path) -> None:
     run = runs["translation"]
     other = shutil.copytree(run.folder, tmp_path / "other")

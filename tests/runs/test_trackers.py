@@ -10,13 +10,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from small_runs import new_run, stop_after, task_of
 
 from kilolayer.errors import InputError, OptionError
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.trackers import find_trackers, guarded, make_trackers
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_run, stop_after, task_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "trackers.py"
 

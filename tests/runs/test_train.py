@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SMALL, record, stop_after, table, text_table
 
 import kilolayer as kl
 from kilolayer.config import build, dump
@@ -20,6 +19,7 @@ from kilolayer.runs.lock import locked
 from kilolayer.runs.run import Run
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.translation.translator import Translator
+from tests.fixtures.small_runs import SMALL, record, stop_after, table, text_table
 
 STEPS = {"steps": 4}
 LONGER = {"steps": 6}

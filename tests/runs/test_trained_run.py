@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from run_by_command import printed
-from small_runs import SMALL, new_run, new_text_run, table, task_of
 
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError, OptionError
@@ -24,6 +22,8 @@ from kilolayer.tasks.classify.classifier import Classifier
 from kilolayer.tasks.masked_lm.masked_language_model import MaskedLanguageModel
 from kilolayer.tasks.translation.translator import Translator
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import SMALL, new_run, new_text_run, table, task_of
+from tests.runs.run_by_command import printed
 
 CLASSES = {"translation": Translator, "causal_lm": LanguageModel, "masked_lm": MaskedLanguageModel, "classify": Classifier}
 LINES = ["The dog sleeps.", "", "A cat sees the small dog."]

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_by_command import refusal
-from small_runs import SMALL, text_table
 
 import kilolayer as kl
 from kilolayer import hints
 from kilolayer.cli.main import main
 from kilolayer.config import dump
 from kilolayer.errors import KilolayerError
+from tests.fixtures.small_runs import SMALL, text_table
+from tests.runs.run_by_command import refusal
 
 Runs = dict[str, Path]
 
@@ -111,6 +111,7 @@ def test_a_hint_is_written_for_where_the_user_is() -> None:
     assert hints.flag("overwrite") == "overwrite=True"
 
 
+@pytest.mark.slow
 def test_a_diagnosis_suggests_options_as_they_are_written_where_it_is_made(
     corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

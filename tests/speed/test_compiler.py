@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SPARSE
 from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 
@@ -14,6 +13,7 @@ import kilolayer as kl
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.operators import kernels
+from tests.speed.plain_and_fast import SPARSE
 
 SHAPES = [(8, 16, 24), (4, 24, 24), (2, 40, 16), (120, 17, 17), (3, 33, 48)]
 QUICK = ("deepnorm",)
@@ -47,6 +47,7 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
@@ -153,6 +154,7 @@ def test_the_compilers_settings_are_restored(recompute: Recompute) -> None:
     assert settings() == before
 
 
+@pytest.mark.slow
 def test_the_compilers_settings_are_restored_after_an_error() -> None:
     model, before = kl.Decoder(50, 8, 2, 8, 2).train(), settings()
     form = compiled_form(model, "layer", "eager")

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SPARSE, Results, assert_equal, build, run
 from torch import Tensor, nn
 
 from kilolayer.layers.attention import Attention
@@ -22,6 +21,7 @@ from kilolayer.speed.fast_layer import DRAWS
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.operators import random_bits
 from kilolayer.speed.operators.fused_norm import residual_norm
+from tests.speed.plain_and_fast import SPARSE, Results, assert_equal, build, run
 
 pytestmark = pytest.mark.usefixtures("every_operator")
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.4}

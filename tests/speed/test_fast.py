@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import (
+
+import kilolayer as kl
+from kilolayer.errors import OptionError
+from kilolayer.layers.norms.layer import LayerNorm
+from kilolayer.speed.compiler import Recompute
+from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.operators import kernels
+from kilolayer.speed.operators.fused_norm import residual_norm
+from tests.speed.plain_and_fast import (
     SHAPES,
     SOURCE,
     SPARSE,
@@ -18,15 +27,6 @@ from plain_and_fast import (
     exact_form,
     run,
 )
-
-import kilolayer as kl
-from kilolayer.errors import OptionError
-from kilolayer.layers.norms.layer import LayerNorm
-from kilolayer.speed.compiler import Recompute
-from kilolayer.speed.fast import compile_layers, fast_form
-from kilolayer.speed.fast_stack import FastStack
-from kilolayer.speed.operators import kernels
-from kilolayer.speed.operators.fused_norm import residual_norm
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 each_shape = pytest.mark.parametrize("shape", SHAPES)
@@ -58,7 +58,7 @@ def long_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kilolayer.speed.fast_stack.can_run_short_attention", lambda *_: False)
 
 
-@pytest.mark.matrix(6)
+@pytest.mark.matrix(12)
 @pytest.mark.usefixtures("every_operator")
 @each_recipe
 @each_shape
@@ -72,6 +72,7 @@ def test_every_recipe_and_shape(shape: str, recipe: str, moe: kl.MoE | None, mon
     assert_equal(run(form), expected)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize(("shape", "recipe", "options"), OPTIONS, ids=str)
 def test_every_option(shape: str, recipe: Any, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +96,7 @@ def test_packed_documents(shape: str, recipe: str) -> None:
     assert_equal(run(fast_form(model), **options), run(model, **options))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.usefixtures("every_operator")
 @each_sparsity
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "sub_ln", "dlcl", "resi_dual", "b2t", "x0_residual"])
@@ -114,6 +116,7 @@ def test_hidden_states_and_routing_in_evaluation(recipe: str, moe: kl.MoE | None
             assert_close(ours_of, theirs_of, 1e-9, name)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @each_sparsity
 @pytest.mark.parametrize("options", [{}, {"positions": "rotary", "kv_heads": 1}, {"positions": "t5"}], ids=str)
@@ -196,7 +199,7 @@ def half_model(recipe: str, activation: str) -> Any:
     return model
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "recipe",
     [pytest.param(recipe, marks=() if recipe in QUICK else pytest.mark.slow) for recipe in kl.recipes.names()],
@@ -216,6 +219,7 @@ def test_half_precision_with_a_relu_is_as_precise(recipe: str) -> None:
         assert_as_precise(model, fast_form(model), "encoder_decoder")
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
 def test_a_residual_in_half_precision_would_be_found(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SPARSE, assert_equal, build, run
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -21,6 +20,7 @@ from kilolayer.layers.sublayer import Sublayer
 from kilolayer.speed.fast import fast_form, unfused_residuals
 from kilolayer.speed.fast_layer import run_layer
 from kilolayer.speed.runtime import fast
+from tests.speed.plain_and_fast import SPARSE, assert_equal, build, run
 
 LAYERS = 3
 

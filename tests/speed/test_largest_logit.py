@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SOURCE, SPARSE, TARGET, assert_equal, batch_of, build, run
 from torch import Tensor
 
 import kilolayer as kl
@@ -16,6 +15,8 @@ from kilolayer.layers import attention
 from kilolayer.layers.attention import Attention, SelfAttention
 from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.operators import kernels
+from tests.fixtures.formulas import normed
+from tests.speed.plain_and_fast import SOURCE, SPARSE, TARGET, assert_equal, batch_of, build, run
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -37,13 +38,6 @@ def measured(form: Any, batch: tuple[Tensor, ...]) -> dict[str, list[tuple[float
 
 def projected(matrix: Any, x: Tensor) -> Tensor:
     return x @ matrix.weight.T + (0 if matrix.bias is None else matrix.bias)
-
-
-def normed(x: Tensor, norm: Any) -> Tensor:
-    if isinstance(norm, torch.nn.Identity):
-        return x
-    centred = x - x.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
 
 
 def rotated(x: Tensor, position: int) -> Tensor:
@@ -113,12 +107,14 @@ def assert_measured(form: Any, model: Any) -> None:
             assert found == pytest.approx(exact, rel=1e-6)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_it_is_the_largest_of_real_positions_under_every_recipe(recipe: str) -> None:
     model = build("encoder_decoder", recipe, pad_id=0, layers=2)
     assert_measured(model, model)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder_decoder"])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_so_it_is_in_every_kind_of_model(shape: str, options: dict[str, Any]) -> None:
@@ -126,6 +122,7 @@ def test_so_it_is_in_every_kind_of_model(shape: str, options: dict[str, Any]) ->
     assert_measured(model, model)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_the_fast_form_finds_the_same(options: dict[str, Any]) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from stand_in_pool import StandInPool
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
 from kilolayer.speed.recorded_step import RecordedStep
+from tests.speed.stand_in_pool import StandInPool
 
 LENGTHS = (4, 4, 5, 4, 5, 5, 4, 5)
 

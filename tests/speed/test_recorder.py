@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from stand_in_pool import StandInPool
 from torch import Tensor, nn
 
 from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.speed.graph_recorder import GraphRecorder
+from tests.speed.stand_in_pool import StandInPool
 
 CPU = torch.device("cpu")
 

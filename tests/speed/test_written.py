@@ -73,7 +73,7 @@ def assert_same(found: list[list[Hypothesis]], expected: list[list[Hypothesis]],
     assert scores[0] == pytest.approx(scores[1], rel=rel)
 
 
-@pytest.mark.matrix(16)
+@pytest.mark.matrix(32)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_same_hypotheses(options: dict[str, Any], method: SearchConfig) -> None:
@@ -82,6 +82,7 @@ def test_the_same_hypotheses(options: dict[str, Any], method: SearchConfig) -> N
     assert_same(written_out(model, sources(), method), generate(model, sources(), method), rel=1e-9)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln"])
 def test_the_same_hypotheses_in_fp32_whose_matrices_are_packed(recipe: str) -> None:
     model = translator(torch.float32, recipe=recipe)
@@ -92,7 +93,7 @@ def test_the_same_hypotheses_in_fp32_whose_matrices_are_packed(recipe: str) -> N
         assert_same(written_out(model, row[row != PAD][None], config), [hypotheses], rel=1e-5)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "t5"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "r_fixup"])
 def test_a_decoder_continues_the_same(positions: str, recipe: str) -> None:

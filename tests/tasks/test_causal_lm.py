@@ -38,11 +38,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def prepare(corpus: Path, cache: Path, tokenizer: str = "bytes", **options: Any) -> CausalLMTask:
     paths = {"train": [str(corpus / "train.txt")], "valid": [str(corpus / "valid.jsonl")], "test": [str(corpus / "test.jsonl")]}
     text = TextConfig(**{**paths, "length": 24, **options})

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_classifiers import classify_table, write_examples
 
 import kilolayer as kl
 from kilolayer.config import build, merge
@@ -17,6 +16,7 @@ from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
+from tests.fixtures.small_classifiers import classify_table, write_examples
 
 NUMBERS = {"examples": {"kind": "number", "label": "score"}}
 PAIRS = {"examples": {"second": "b", "length": 70}}
@@ -25,11 +25,6 @@ PAIRS = {"examples": {"second": "b", "length": 70}}
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("examples"))
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
 
 
 def config_of(examples: Path, /, **sections: dict[str, Any]) -> ClassifyConfig:

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_runs import new_run_of, task_of, write_corpus
 
 from kilolayer.data import frequencies
 from kilolayer.data.frequencies import count_tokens, frequency_loss
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
+from tests.fixtures.small_runs import new_run_of, task_of
 
 
 def entropy(counts: Counter[int]) -> float:

@@ -9,14 +9,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from small_classifiers import created, new_classifier, write_examples
-from small_runs import task_of
 
 from kilolayer.config import merge
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.training.loop import train
+from tests.fixtures.small_classifiers import created, new_classifier, write_examples
+from tests.fixtures.small_runs import task_of
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "understanding" / "glue.py"
 HEADERS = {"RTE": "index\tsentence1\tsentence2\tlabel", "STS-B": "index\tsentence1\tsentence2\tscore"}

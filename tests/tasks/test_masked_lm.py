@@ -37,11 +37,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def config_of(corpus: Path, tokenizer: str = "bytes", **sections: Any) -> MaskedLMConfig:
     text = {part: str(corpus / f"{part}.jsonl") for part in ("train", "valid", "test")}
     tables = {

@@ -8,9 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,12 +16,12 @@ from typing import Any
 import pytest
 
 import kilolayer as kl
-from kilolayer.cli.main import main
 from kilolayer.config import build, parse_toml
 from kilolayer.data.grammar import pairs
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
+from tests.fixtures.commands import typed
 
 PAGE = (Path(__file__).parents[2] / "docs/tasks.md").read_text()
 VERB = """
@@ -74,13 +72,6 @@ def trained(folder: Path) -> tuple[int, str, str]:
     return typed("train", folder / "capitals.toml", "--run", folder / "run", *TINY, f"--text.train={folder / 'book.txt'}")
 
 
-def typed(*words: object) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        code = main([str(word) for word in words])
-    return code, out.getvalue(), err.getvalue()
-
-
 def test_it_trains_scores_and_reports(folder: Path, trained: tuple[int, str, str]) -> None:
     code, out, err = trained
     assert code == 0, err
@@ -111,6 +102,7 @@ def test_another_text_is_not_scored_as_the_task_that_it_extends_does(folder: Pat
     assert "scores_of" in err
 
 
+@pytest.mark.slow
 def test_a_module_that_lies_beside_the_run_is_not_imported(folder: Path, trained: tuple[int, str, str]) -> None:
     words = [sys.executable, "-P", "-m", "kilolayer", "evaluate", "run"]
     environment = {**os.environ, "PYTHONPATH": str(Path(kl.__file__).parents[1])}

@@ -190,6 +190,7 @@ def test_resumed_it_goes_on_as_if_it_had_not_stopped(folder: Path, tmp_path: Pat
         kl.train(resume=tmp_path / "parts", train={"steps": 30}, pictures={"noise": 0.1})
 
 
+@pytest.mark.slow
 def test_it_is_compared(folder: Path, trained: Any, tmp_path: Path) -> None:
     other = {**TINY, "model": {**TINY["model"], "recipe": "pre_ln"}}
     kl.train(folder / "pictures.toml", run=tmp_path / "pre", **other)

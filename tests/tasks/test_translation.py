@@ -43,11 +43,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 def prepare(
     corpus: Path, cache: Path, tokenizer: TokenizerConfig = TOKENIZER, *, bleu: bool = False, **data: Any
 ) -> TranslationTask:

@@ -11,7 +11,6 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
-from small_runs import task_of
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -22,6 +21,7 @@ from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
+from tests.fixtures.small_runs import task_of
 
 accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run
 

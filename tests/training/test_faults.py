@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fork_server import SERVER
-from small_runs import new_run, record, stop_after, task_of, train_in_child, write_corpus
 
 from kilolayer.cli.main import main
 from kilolayer.errors import InputError
@@ -26,6 +24,8 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
+from tests.fixtures.fork_server import SERVER
+from tests.fixtures.small_runs import new_run, record, stop_after, task_of, train_in_child, write_corpus
 
 POINTS = [
     *(f"{when} {name}" for name in (*checkpoint.FILES, "manifest.json") for when in ("half of", "after")),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
@@ -23,6 +22,7 @@ from kilolayer.training.guard import Guard
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
+from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_of
 
 # The compiler warns about itself.
 pytestmark = pytest.mark.filterwarnings("default")

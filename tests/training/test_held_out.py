@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_runs import SMALL, new_run_of, stop_after, task_of
 
 from kilolayer.errors import InputError
 from kilolayer.runs import checkpoint
@@ -17,6 +16,7 @@ from kilolayer.runs.run import Run
 from kilolayer.tasks.causal_lm.task import CausalLMTask
 from kilolayer.tasks.task import Task
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import SMALL, new_run_of, stop_after, task_of
 
 TOLD = "from step 4 on, the test set has changed: the data in the files are different"
 

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from read_nothing import NothingIsRead
-from small_classifiers import new_classifier
-from small_runs import new_run, new_text_run, task_of
 from torch import Tensor
 
 import kilolayer as kl
@@ -20,6 +17,9 @@ from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
 from kilolayer.training.step import Stepper
+from tests.fixtures.read_nothing import NothingIsRead
+from tests.fixtures.small_classifiers import new_classifier
+from tests.fixtures.small_runs import new_run, new_text_run, task_of
 
 
 class StandIn:

@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_runs
 import torch
-from process_pool import ProcessPool
-from small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record, table, task_of
 
 from kilolayer.config import dump, merge
 from kilolayer.errors import OptionError
@@ -24,6 +21,9 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.process_pool import ProcessPool
+from tests.fixtures.small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record, table, task_of
+from tests.training import shared_runs
 
 # With a larger eps an update is no amplifier of rounding: gradients that are 0 but for it stay so.
 SMOOTH = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5, "layers_every": 2, "valid_every": 3, "steps": 6}
@@ -35,13 +35,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "balanced": {"model": {"dropout": 0.0, "recipe": "admin", "moe": EVENED}},
 }
 TIMES = ("seconds", "tokens_per_second")
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    processes = ProcessPool(tmp_path_factory.mktemp("processes"))
-    yield processes
-    processes.stop()
 
 
 def made(folder: Path, corpus: Path, model: str, **options: Any) -> Run:
@@ -93,6 +86,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 SGD = {"name": "torch.optim:SGD", "momentum": 0.9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["muon", pytest.param(SGD, marks=pytest.mark.slow)])
 def test_other_optimizers_train_shared_experts_as_one_process_does(
     tmp_path: Path, corpus: Path, pool: ProcessPool, optimizer: Any

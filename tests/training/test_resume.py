@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from small_runs import bytes_of, new_run, record, stop_after, stopped_and_resumed, task_of
 from torch import nn
 
 from kilolayer import recipes
@@ -23,6 +22,7 @@ from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stop
 from kilolayer.training.trainer import Best, Trainer
+from tests.fixtures.small_runs import bytes_of, new_run, record, stop_after, stopped_and_resumed, task_of
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -84,6 +84,7 @@ def test_a_line_of_metrics_that_was_cut_short_is_left_out(tmp_path: Path, corpus
     assert record(run) == first
 
 
+@pytest.mark.slow
 def test_no_batch_comes_twice_or_never(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
     take = Stepper.step
@@ -156,6 +157,7 @@ def test_it_is_calibrated_on_as_many_batches_as_make_the_tokens(
         assert torch.equal(row[row != 0], tokens_of_row)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_step_leaves_a_checkpoint_that_is_not_calibrated_again(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,15 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_runs
 import torch
-from process_pool import ProcessPool
-from small_runs import SMALL, new_run_of, record, stop_after, task_of
 
 from kilolayer.config import load
 from kilolayer.errors import InputError
@@ -26,6 +22,9 @@ from kilolayer.runs.chosen import choose
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
+from tests.fixtures.process_pool import ProcessPool
+from tests.fixtures.small_runs import SMALL, new_run_of, record, stop_after, task_of
+from tests.training import shared_runs
 
 # What is due every two steps is due at the end of the shorter run too: the longer one has the same rows and checkpoints.
 EVEN = {"log_every": 2, "valid_every": 2, "save_every": 2, "keep": 9, "schedule": "constant", "warmup_steps": 2}
@@ -219,13 +218,6 @@ def test_a_damaged_newest_checkpoint_of_a_longer_run_falls_back_over_its_old_end
     for path in checkpoint.steps(run / "checkpoints")[1:]:
         (path / "state.json").write_text("{")
     assert comparable(resume_run(run)) == whole
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    processes = ProcessPool(tmp_path_factory.mktemp("processes"), (2,))
-    yield processes
-    processes.stop()
 
 
 @pytest.mark.slow

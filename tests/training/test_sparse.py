@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import last_checkpoint, new_run, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
@@ -23,6 +22,7 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
 from kilolayer.training.step import Stepper
+from tests.fixtures.small_runs import last_checkpoint, new_run, task_of
 
 EXPERTS = 4
 
@@ -131,6 +131,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace_of_its_routing() -> None:
     assert not any(layer.router.selection_bias.any() for layer in sparse_layers(stepper.model).values())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("second", "recompute"), [("all", "none"), ("random", "none"), ("random", "layer"), ("all", "selective")]
 )

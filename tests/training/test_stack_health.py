@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_runs import new_run_of, record, stop_after, task_of
 
 import kilolayer as kl
 from kilolayer.compare.result import Member, is_complete, result_of
@@ -29,6 +28,7 @@ from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.stack_health import DyingStackError, StackWatch
 from kilolayer.training.step import Stepper
+from tests.fixtures.small_runs import new_run_of, record, stop_after, task_of
 
 DYING = {
     "model": {"layers": 12, "recipe": {"name": "post_ln", "init": "xavier"}, "dropout": 0.0},
@@ -50,6 +50,7 @@ def log_of(run: Run) -> str:
     return (run.folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_a_stack_that_dies_is_first_said_to_fade_and_is_dead_at_the_end_alone(tmp_path: Path, corpus: Path) -> None:
     run = trained(tmp_path / "run", corpus, **DYING)
     said = [row["text"] for row in rows_of(run, "event")]
@@ -82,6 +83,7 @@ def test_a_deep_narrow_deepnorm_is_said_to_fade_and_lives(tmp_path: Path, monkey
     assert rows_of(run, "valid")[-1]["source_gain"] > 0.05
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("layers_every", [0, 5])
 def test_every_check_is_written_whether_or_not_layers_are_measured(tmp_path: Path, corpus: Path, layers_every: int) -> None:
     run = trained(tmp_path / "run", corpus, "translation", train={"steps": 30, "layers_every": layers_every, "log_every": 7})
@@ -122,6 +124,7 @@ def test_an_eps_that_hides_the_gradient_is_said_at_once_and_is_a_label_at_the_en
     assert log_of(run).count("is dead: over the last tenth of the steps, a step moved its first layers by") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["rezero", *(pytest.param(each, marks=pytest.mark.slow) for each in ("deepnorm", "pre_ln"))])
 def test_a_run_that_learns_is_not_dead(tmp_path: Path, corpus: Path, recipe: str) -> None:
     """ReZero's encoder gets no gradient at first, and is no exception: its branches have opened by the end."""
@@ -145,6 +148,7 @@ def test_a_run_that_is_stopped_between_two_checks_says_what_the_undisturbed_one_
         assert record(broken) == record(whole)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("optimizer", "decay"), [("adam", 0.0), ("adam", 0.1), ("adamw", 0.1), ("radam", 0.0)])
 def test_what_the_moments_tell_is_what_a_loop_over_the_gradients_tells(optimizer: Any, decay: float) -> None:
     torch.manual_seed(0)

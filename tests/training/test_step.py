@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
@@ -23,6 +22,7 @@ from kilolayer.training.norms import LayerNorms
 from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
+from tests.fixtures.small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]]) -> Batch:

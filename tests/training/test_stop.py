@@ -17,8 +17,6 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from fork_server import SERVER
-from small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 from torch import Tensor
 
 from kilolayer.cli.main import main
@@ -36,6 +34,8 @@ from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.stop import Stopped, handle_signals
 from kilolayer.training.trainer import Best, Trainer
+from tests.fixtures.fork_server import SERVER
+from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, record, table, task_of, text_table, train_in_child
 
 FOREVER = 60.0  # much longer than a signal may take
 
@@ -105,6 +105,7 @@ def test_a_validation_that_a_signal_ends_is_made_first_by_the_resumed_run(
     assert kept(broken) == kept(whole)
 
 
+@pytest.mark.slow
 def test_a_validation_whose_checkpoint_was_not_written_is_in_the_metrics_once(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def test_a_validation_whose_checkpoint_was_not_written_is_in_the_metrics_once(
     assert record(broken) == record(whole)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("make", [new_run, new_text_run])
 def test_it_is_ended_in_the_middle_of_its_batches(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, make: Any

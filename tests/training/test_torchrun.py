@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import last_checkpoint, new_run, record, table
 
 from kilolayer.config import dump, merge
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
+from tests.fixtures.small_runs import last_checkpoint, new_run, record, table
 
 pytestmark = pytest.mark.slow
 

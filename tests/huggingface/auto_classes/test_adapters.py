@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SOURCE, TARGET, bare_model, inputs_of, logits_of, wrapped
 
 import kilolayer as kl
 from kilolayer.huggingface.auto_classes import KilolayerModel
+from tests.huggingface.auto_classes.small_models import SOURCE, TARGET, bare_model, inputs_of, logits_of, wrapped
 
 TASKS: dict[str, tuple[str, dict[str, Any], torch.Tensor]] = {
     "CAUSAL_LM": ("decoder", {}, SOURCE),

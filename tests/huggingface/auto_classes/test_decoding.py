@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SOURCE, bare_model, wrapped
 from torch import Tensor
 from transformers import StaticCache
 
@@ -15,6 +14,7 @@ from kilolayer.errors import InputError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.search import generate
 from kilolayer.huggingface.auto_classes.padding import real_positions
+from tests.huggingface.auto_classes.small_models import SOURCE, bare_model, wrapped
 
 SPARSE = kl.MoE(experts=4, top_k=2, every=2)
 FORMS: dict[str, dict[str, Any]] = {

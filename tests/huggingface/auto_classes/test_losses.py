@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import SOURCE, bare_model, wrapped
 
 import kilolayer as kl
+from tests.huggingface.auto_classes.small_models import SOURCE, bare_model, wrapped
 
 LABELS = torch.tensor([[11, 12, 13, 3], [14, 3, -100, -100]])
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import WRAPPERS, bare_model, inputs_of, logits_of, wrapped
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.huggingface.auto_classes.module_file import module_source
 from kilolayer.huggingface.auto_classes.one_file import Home, one_file
+from tests.huggingface.auto_classes.small_models import WRAPPERS, bare_model, inputs_of, logits_of, wrapped
 
 OWN = """
 import kilolayer as kl

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from small_models import SOURCE, TARGET, bare_model, inputs_of, logits_of, wrapped
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -22,6 +21,7 @@ import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
 from kilolayer.huggingface.auto_classes import KilolayerConfig, KilolayerForCausalLM, KilolayerForMaskedLM
 from kilolayer.parallel.group import ExpertGroup
+from tests.huggingface.auto_classes.small_models import SOURCE, TARGET, bare_model, inputs_of, logits_of, wrapped
 
 AUTO: dict[str, Any] = {
     "encoder_decoder": AutoModelForSeq2SeqLM,

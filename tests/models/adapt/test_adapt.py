@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import BUILDERS, SOURCE_REAL, STATES, bart, bert, gpt2, llama, run, t5, torch_encoder, transformers, vit
 from torch import nn
 
 import kilolayer as kl
@@ -20,9 +19,23 @@ from kilolayer.models.adapt.layouts import layout_of
 from kilolayer.models.adapt.stacks import find
 from kilolayer.models.adapt.table import POST_LN, PRE_LN, YES, rows, table
 from kilolayer.recipes.role import Role
+from tests.models.adapt.adaptable_models import (
+    BUILDERS,
+    SOURCE_REAL,
+    STATES,
+    bart,
+    bert,
+    gpt2,
+    llama,
+    run,
+    t5,
+    torch_encoder,
+    transformers,
+    vit,
+)
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("title", [*POST_LN, *PRE_LN])
 def test_each_class_takes_the_recipes_of_the_table_and_refuses_the_others_with_its_reason(title: str) -> None:
     model, answers = BUILDERS[title](), {label: row[title] for label, row in table().items()}

@@ -12,12 +12,24 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from adaptable_models import BUILDERS, TARGET, bert, gpt2, llama, marian, run, t5, torch_encoder, transformers, vit
 from torch import nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.models.adapt.table import YES, rows, table
+from tests.models.adapt.adaptable_models import (
+    BUILDERS,
+    TARGET,
+    bert,
+    gpt2,
+    llama,
+    marian,
+    run,
+    t5,
+    torch_encoder,
+    transformers,
+    vit,
+)
 
 
 def adapted(model: Any, recipe: Any, **options: Any) -> Any:
@@ -44,7 +56,7 @@ def assert_same(found: Any, model: Any) -> None:
 PAIRS = [(title, label) for label, row in table().items() for title in row if row[title] == YES]
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(20)
 @pytest.mark.parametrize(("title", "label"), PAIRS)
 def test_each_class_comes_back_with_each_of_its_recipes(title: str, label: str, tmp_path: Path) -> None:
     model = adapted(BUILDERS[title](), rows()[label])

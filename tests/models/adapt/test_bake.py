@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import BUILDERS, bart, bert, gpt2, marian, run, torch_encoder, transformers
 from torch import nn
 
 import kilolayer as kl
 from kilolayer.errors import FoldError, InputError
 from kilolayer.recipes.base import Recipe
+from tests.models.adapt.adaptable_models import BUILDERS, bart, bert, gpt2, marian, run, torch_encoder, transformers
 
 TRAINED = kl.recipes.get("admin", start="closed", weight="trainable")
 CASES: list[tuple[str, str | Recipe]] = [

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import SOURCE, STATES, TARGET, bert, gpt2, llama, t5
 from torch import Tensor, nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.probe.diagnosis_page import render_diagnosis
+from tests.models.adapt.adaptable_models import SOURCE, STATES, TARGET, bert, gpt2, llama, t5
 
 LR = 1e-3
 
@@ -108,6 +108,7 @@ def test_the_input_of_a_norm_is_measured() -> None:
     assert found.norm_inputs["model"]["0"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_a_vanishing_gradient_is_found_and_the_advice_is_for_a_loop_of_ones_own() -> None:
     def loss(model: Any) -> Tensor:
         return (model(STATES) * STATES.flip(1)).mean()

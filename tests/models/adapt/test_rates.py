@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import BUILDERS, DIM, LAYERS, bart, bert, gpt2, t5, torch_encoder, vit
-from test_same_as_ours import final_norms, name_of
 from torch import nn
-from twins import our_model, twins
 
 import kilolayer as kl
 from kilolayer.errors import InputError
 from kilolayer.models.adapt.stacks import find
 from kilolayer.recipes.base import Depths, Part, Place, Plan, Rates, Side
 from kilolayer.recipes.role import Role
+from tests.models.adapt.adaptable_models import BUILDERS, DIM, LAYERS, bart, bert, gpt2, t5, torch_encoder, vit
+from tests.models.adapt.test_same_as_ours import final_norms, name_of
+from tests.models.adapt.twins import our_model, twins
 
 VALUES = ("lr", "weight_decay", "eps")
 KINDS: list[Role | Part] = [*Role, *Part]

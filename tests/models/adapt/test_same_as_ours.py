@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from adaptable_models import BUILDERS, SOURCE_REAL, STATES, run
 from torch import Tensor, nn
-from twins import our_model, run_ours, twins
 
 import kilolayer as kl
 from kilolayer.models.adapt.stacks import ForeignModel, find
 from kilolayer.recipes.base import Recipe
+from tests.models.adapt.adaptable_models import BUILDERS, SOURCE_REAL, STATES, run
+from tests.models.adapt.twins import our_model, run_ours, twins
 
 POST = ["nn.TransformerEncoder", "nn.TransformerDecoder", "nn.Transformer", "BERT", "RoBERTa", "BART", "Marian"]
 PRE = [f"nn.Transformer{part}, norm_first" for part in ("Encoder", "Decoder", "")] + ["GPT-2", "ViT"]

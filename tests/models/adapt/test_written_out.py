@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from adaptable_models import SOURCE, SOURCE_REAL, TARGET, TARGET_REAL, llama, run, t5
 from torch import Tensor
 
 import kilolayer as kl
+from tests.models.adapt.adaptable_models import SOURCE, SOURCE_REAL, TARGET, TARGET_REAL, llama, run, t5
 
 STEPS = 50
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from adaptable_models import DIM, FFN, HEADS, LAYERS
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -16,6 +15,7 @@ from kilolayer.models.adapt.stacks import ForeignModel, ForeignStack
 from kilolayer.models.adapt.sublayers import Matrix
 from kilolayer.recipes.base import Recipe
 from kilolayer.recipes.role import Role
+from tests.models.adapt.adaptable_models import DIM, FFN, HEADS, LAYERS
 
 Twin = tuple[Callable[[str], Tensor | None], Callable[[str], Tensor | None]]
 """Their tensor and ours: the values ("data") or the gradient ("grad")."""

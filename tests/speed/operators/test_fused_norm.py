@@ -21,6 +21,7 @@ from kilolayer.speed.operators.fused_norm import (
     residual_norm_backward,
 )
 from kilolayer.speed.operators.random_bits import keep_mask
+from tests.fixtures.formulas import close
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -31,14 +32,6 @@ SETTINGS = [  # device, dtype of the products, tolerance
 SHAPES = [(1, 1, 64), (3, 5, 96), (2, 33, 512), (7, 11, 1000), (1, 9, 2048)]
 MANY_ROWS = (1, 3001, 512)  # more than all programs take at once
 EPS = 1e-3
-
-
-def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.shape == expected.shape
-    error = float((found.detach().double() - expected.detach()).abs().max())
-    assert error <= tolerance * max(1.0, float(expected.detach().abs().max()))
 
 
 def norm(x: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
@@ -207,6 +200,7 @@ def test_what_is_not_finite_is_seen(keeps_sum: bool, device: str, dtype: torch.d
     assert gain.grad.isnan().all()
 
 
+@pytest.mark.slow
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 @pytest.mark.parametrize("full", [True, False])
@@ -260,7 +254,7 @@ def test_they_serve_half_precision_on_a_gpu(can_fuse: Callable[..., bool], monke
     assert not can_fuse(gpu, single, half, 512)
 
 
-@pytest.mark.matrix(8)
+@pytest.mark.matrix(24)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), [("cpu", torch.float64, 1e-12), *SETTINGS])
 @pytest.mark.parametrize("shape", [(1, 1, 64), (7, 11, 1000), (2, 1501, 512)])
 @pytest.mark.parametrize(("p", "by_sample"), [(0.3, False), (0.3, True), (0.0, True)])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from made_groups import SIZES, make
 from torch import Tensor
 
 from kilolayer.moe.groups import Groups
 from kilolayer.speed.operators import grouped
 from kilolayer.speed.operators.grouped import multiply_groups, spread
+from tests.speed.operators.made_groups import SIZES, make
 
 each_size = pytest.mark.parametrize(("sizes", "rest"), SIZES)
 # fp32 with rows of 16 bytes is served by grouped_mm, fp64 and odd widths by blocks.

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from made_groups import SIZES, make
 from torch import Tensor
 
 from kilolayer.moe.groups import Groups
 from kilolayer.speed.operators.grouped_norm import grouped_relu_norm, grouped_relu_norm_backward
 from kilolayer.speed.operators.random_bits import keep_mask
+from tests.fixtures.formulas import close
+from tests.speed.operators.made_groups import SIZES, make
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 SETTINGS = [  # device, dtype of the products, tolerance
@@ -24,14 +25,6 @@ SETTINGS = [  # device, dtype of the products, tolerance
 each_setting = pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 each_kind = pytest.mark.parametrize(("centred", "shifted"), [(True, True), (True, False), (False, True), (False, False)])
 EPS = 1e-3
-
-
-def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.shape == expected.shape
-    error = (found.detach().double() - expected.detach()).abs()
-    assert bool((error <= tolerance * max(1.0, float(expected.detach().abs().max()))).all()) if error.numel() else True
 
 
 def norm_by_loop(
@@ -176,6 +169,7 @@ def test_gradients_by_finite_differences(centred: bool, shifted: bool) -> None:
     assert torch.autograd.gradcheck(run, (product, shift, gain, bias), check_undefined_grad=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS[1:])
 @pytest.mark.parametrize("full", [True, False])
 def test_the_operators_are_what_they_say_to_the_compiler(full: bool, device: str, dtype: torch.dtype, tolerance: float) -> None:

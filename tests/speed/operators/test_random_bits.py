@@ -73,6 +73,7 @@ def uncorrelated(first: Tensor, second: Tensor) -> bool:
     return abs(correlation) < SIGMAS / math.sqrt(first.numel())
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_masks_of_different_seeds_are_independent(p: float) -> None:
     shape = (1024, 512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 import pytest
@@ -14,21 +15,15 @@ from kilolayer.speed.operators import relu_network as unit
 from kilolayer.speed.operators.random_bits import keep_mask
 from kilolayer.speed.operators.relu_network import masked_product, relu_network
 from kilolayer.speed.operators.relu_product import relu_backward, relu_dropout_product, relu_product
+from tests.fixtures import formulas
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
+close = partial(formulas.close, tolerance=TOLERANCE)
 # The width of 100 is no multiple of 16 bytes; the others are whole tiles of the kernel or not.
 SHAPES = [(1, 1, 16, 64), (3, 43, 32, 72), (1, 64, 64, 100), (5, 13, 64, 256), (7, 101, 128, 1000), (2, 333, 72, 4096)]
-
-
-def close(found: Tensor | None, expected: Tensor | None) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.shape == expected.shape
-    error = float((found.detach().double() - expected.detach()).abs().max())
-    assert error <= TOLERANCE[found.device.type] * max(1.0, float(expected.detach().abs().max()))
 
 
 def network(batch: int, length: int, dim: int, width: int, device: str) -> list[Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from kilolayer.speed.operators.random_bits import keep_mask
 from kilolayer.speed.operators.relu_product import (
@@ -15,19 +16,13 @@ from kilolayer.speed.operators.relu_product import (
     relu_dropout_product,
     relu_product,
 )
+from tests.fixtures import formulas
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {"cpu": torch.float32, "cuda": torch.bfloat16}
 TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
-
-
-def close(found: Tensor | None, expected: Tensor | None) -> None:
-    assert found is not None
-    assert expected is not None
-    assert found.shape == expected.shape
-    error = float((found.detach().double() - expected.detach()).abs().max())
-    assert error <= TOLERANCE[found.device.type] * max(1.0, float(expected.detach().abs().max()))
+close = partial(formulas.close, tolerance=TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
 import pytest
@@ -11,11 +12,13 @@ from torch import Tensor
 
 from kilolayer.speed.operators.random_bits import keep_mask
 from kilolayer.speed.operators.short_attention import can_run_short_attention, short_cross_attention, short_self_attention
+from tests.fixtures import formulas
 
 pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = {"cpu": torch.float64, "cuda": torch.bfloat16}
 TOLERANCE = {"cpu": 1e-12, "cuda": 2e-2}
+close = partial(formulas.close, tolerance=TOLERANCE)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, keys: Tensor | None, causal: bool, head_dim: int) -> Tensor:
@@ -34,11 +37,6 @@ def padding(batch: int, length: int, dtype: torch.dtype, device: str) -> Tensor:
     for row in range(1, batch):
         bias[row, length - row % length :] = -torch.inf if row % length else 0
     return bias
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    found, expected = found.detach().double(), expected.detach()
-    assert float((found - expected).abs().max()) <= TOLERANCE[found.device.type] * max(1.0, float(expected.abs().max()))
 
 
 @pytest.mark.matrix(4)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from random_steps import take_steps
 from torch import nn
 
 import kilolayer as kl
@@ -18,6 +17,7 @@ from kilolayer.recipes.base import Depths, Learned, Part, Place, Plan, Rates, Si
 from kilolayer.recipes.pre_ln import PreLN
 from kilolayer.recipes.role import Role
 from kilolayer.tasks.train_config import TrainConfig
+from tests.optimizers.random_steps import take_steps
 
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}

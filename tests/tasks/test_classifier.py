@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_runs
 import torch
-from process_pool import ProcessPool
-from small_classifiers import classify_table, created, new_classifier, write_examples
-from small_runs import last_checkpoint, stopped_and_resumed, task_of
 
 from kilolayer.config import build, merge
 from kilolayer.runs.metrics import read_metrics
@@ -21,6 +17,10 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.process_pool import ProcessPool
+from tests.fixtures.small_classifiers import classify_table, created, new_classifier, write_examples
+from tests.fixtures.small_runs import last_checkpoint, stopped_and_resumed, task_of
+from tests.training import shared_runs
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "pairs and numbers": {"examples": {"second": "b", "kind": "number", "label": "score"}},
@@ -37,6 +37,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_examples(tmp_path_factory.mktemp("examples"))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     "variant", ["pairs and numbers", "rates by layer, mean", pytest.param("bf16, experts", marks=pytest.mark.slow)]
 )

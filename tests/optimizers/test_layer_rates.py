@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from random_steps import take_steps
 from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.tasks.train_config import TrainConfig
+from tests.optimizers.random_steps import take_steps
 
 SIZES: dict[str, Any] = {"vocab_size": 9, "dim": 8, "heads": 2, "ffn_dim": 12}
 KINDS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "radam": partial(torch.optim.RAdam, decoupled_weight_decay=True)}

@@ -8,16 +8,13 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import shared_runs
 import torch
-from process_pool import ProcessPool
-from small_runs import SMALL, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 from kilolayer import recipes
 from kilolayer.cli.main import main
@@ -26,6 +23,9 @@ from kilolayer.report.page import write_report
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks import registry
 from kilolayer.training.loop import train
+from tests.fixtures.process_pool import ProcessPool
+from tests.fixtures.small_runs import SMALL, last_checkpoint, new_run_of, stopped_and_resumed, task_of
+from tests.training import shared_runs
 
 CALIBRATED = next(name for name in recipes.names() if recipes.get(name).calibration() is not None)
 THOROUGH = "sub_ln"
@@ -116,13 +116,6 @@ def task_model(run: Any) -> torch.nn.Module:
     from kilolayer.models.build import build_model
 
     return build_model(run.config.model, device="meta")
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    processes = ProcessPool(tmp_path_factory.mktemp("processes"))
-    yield processes
-    processes.stop()
 
 
 @pytest.mark.parametrize(

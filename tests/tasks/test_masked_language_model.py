@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import bytes_of, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 from kilolayer import recipes
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.small_runs import bytes_of, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 SPANS = {"span": 3.0, "keep": 0.1, "random": 0.1}
@@ -24,6 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("variant", [pytest.param(name, marks=pytest.mark.slow if name == "bf16" else ()) for name in VARIANTS])
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import bytes_of, new_text_run, record, stopped_and_resumed, task_of
 
 import kilolayer as kl
 from kilolayer import recipes
@@ -25,6 +24,7 @@ from kilolayer.training.guard import Guard
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
+from tests.fixtures.small_runs import bytes_of, new_text_run, record, stopped_and_resumed, task_of
 
 CALIBRATED = [name for name in recipes.names() if recipes.get(name).calibration() is not None]
 PIECES = {"kind": "unigram", "vocab_size": 330}
@@ -44,7 +44,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_three_steps_and_three_more_are_six_to_the_bit(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, variant: str

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 import kilolayer as kl
 from kilolayer.config import build, dump
@@ -24,6 +23,7 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run, load_weights
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 SLOW = pytest.mark.slow
 SPARSE = {"moe": {"experts": 2, "every": 1}}
@@ -117,6 +117,7 @@ def test_a_stack_that_is_dead_at_the_end_is_in_the_verdict(tmp_path: Path, corpu
     assert not any('"eps"' in option for option in slower)  # a larger one would hide more
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("gain", "step", "found"), [(0.01, 10, 0.01), (0.01, 4, None), ("much", 10, None)])
 def test_what_the_source_is_worth_comes_from_a_validation_of_the_second_half(
     tmp_path: Path, corpus: Path, gain: Any, step: int, found: float | None

@@ -6,17 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_runs import SMALL, write_corpus
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
+from tests.fixtures.small_runs import SMALL
 
 ONE_STEP = {"steps": 1, "warmup_steps": 0}
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 def without_size(task: str, corpus: Path, **tokenizer: Any) -> dict[str, Any]:
@@ -26,6 +21,7 @@ def without_size(task: str, corpus: Path, **tokenizer: Any) -> dict[str, Any]:
     return table
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("kind", ["unigram", "bpe", "byte_bpe"])
 @pytest.mark.parametrize("task", SMALL)
 def test_a_small_text_gets_the_vocabulary_that_it_can_give(task: str, kind: str, corpus: Path, tmp_path: Path) -> None:
@@ -40,6 +36,7 @@ def test_a_small_text_gets_the_vocabulary_that_it_can_give(task: str, kind: str,
     kl.train(resume=run.folder, train={"steps": 2})
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", SMALL)
 def test_a_size_that_is_given_is_not_changed(task: str, corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="a vocabulary of 8000 pieces cannot be made from this text"):

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_runs import new_text_run, task_of
 
 from kilolayer.cli.main import main
 from kilolayer.data.byte_pieces import BytePieceVocabulary
 from kilolayer.errors import InputError
 from kilolayer.training.loop import train
+from tests.fixtures.small_runs import new_text_run, task_of
 
 BYTE_BPE = {"kind": "byte_bpe", "vocab_size": 330}
 
