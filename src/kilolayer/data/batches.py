@@ -5,20 +5,19 @@ The batches of an epoch depend only on (seed, epoch), so a position is three num
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.mixing import Mixture, Part
 from kilolayer.data.shapes import Assignment, BatchConfig, Shape, choose_shapes, make_shape
 from kilolayer.data.store import TokenPairs
 from kilolayer.data.tokenizer import PAD, START
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,11 @@ class _Plan:
         return number, self.members[start : start + count] if behind < 0 else self.tails[behind : behind + count]
 
 
-class Batches:
+class Batches(EndlessBatches[Batch]):
     """An endless iterator over shuffled batches; every pair of an epoch of the mixture is in exactly one batch."""
 
     def __init__(self, pairs: Mixture | TokenPairs, config: BatchConfig, seed: int = 0) -> None:
         self.mixture = pairs if isinstance(pairs, Mixture) else Mixture([Part(pairs)])
-        self.seed, self.epoch, self.index = seed, 0, 0
         lengths, counts = self.mixture.lengths()
         self.shapes = choose_shapes(lengths, counts, config.tokens, config.shapes)
         if self.shapes[-1].area > config.tokens:
@@ -74,23 +72,12 @@ class Batches:
             )
         self._assign = Assignment(self.shapes)
         self._planned: tuple[int, _Plan] | None = None
-        parts = [part.pairs.digest for part in self.mixture.parts]
-        identity = (seed, parts, self.mixture.quotas, self.shapes)
-        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+        super().__init__(seed, [part.pairs.digest for part in self.mixture.parts], self.mixture.quotas, self.shapes)
 
-    def __iter__(self) -> Iterator[Batch]:
-        return self
-
-    def __next__(self) -> Batch:
-        self.skip()
-        number, pairs = self._plan().batch(self.index - 1)
+    def read(self, index: int) -> Batch:
+        """The batch with this index in the current epoch."""
+        number, pairs = self._plan().batch(index)
         return _batch(self.mixture, pairs, self.shapes[number])
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        self.index += 1
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
@@ -111,14 +98,6 @@ class Batches:
     def summary(self) -> str:
         """One line for the log: what the filters removed, and how the rest is batched."""
         return f"{self.mixture.report}; {len(self.shapes)} batch shapes, {self.padding:.1%} padding"
-
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same pairs, shapes and seed."""
-        self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _plan(self) -> _Plan:
         if self._planned is None or self._planned[0] != self.epoch:
@@ -168,20 +147,6 @@ class Batches:
                 members[starts[number] : starts[number] + len(own)] = own
                 starts[number] += len(own)
         return members, counts.tolist()
-
-
-def check_position(state: Mapping[str, Any], identity: str, seed: int) -> tuple[int, int]:
-    """The epoch and index of a saved position, which must belong to the batches identified by `identity` and `seed`."""
-    epoch, index = state.get("epoch"), state.get("index")
-    if state.get("data") != identity or state.get("seed") != seed:
-        raise InputError(
-            "the saved position belongs to different data, another seed or different batches",
-            where="the saved state of the data",
-            fix="resume with the configuration and the text of the run, or start a new run",
-        )
-    if type(epoch) is not int or type(index) is not int or epoch < 0 or index < 0:
-        raise InputError(f"not a position: {dict(state)}", where="the saved state of the data", fix="use what state() returned")
-    return epoch, index
 
 
 def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:

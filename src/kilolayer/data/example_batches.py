@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import check_position
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.example_file import Example
 from kilolayer.data.tokenizer import END, PAD, START
 from kilolayer.data.vocabulary import TextVocabulary
@@ -85,29 +84,18 @@ class EncodedExamples:
             yield members, self.batch(members, rows)
 
 
-class ExampleBatches:
+class ExampleBatches(EndlessBatches[ExampleBatch]):
     """An endless iterator over batches of `rows` examples; the order of each epoch depends only on (seed, epoch)."""
 
     def __init__(self, examples: EncodedExamples, rows: int, seed: int = 0) -> None:
-        self.examples, self.rows, self.seed = examples, rows, seed
-        self.epoch, self.index = 0, 0
+        super().__init__(seed, examples.digest, rows, examples.length)
+        self.examples, self.rows = examples, rows
         self._planned: tuple[int, np.ndarray] | None = None
-        identity = (seed, examples.digest, rows, examples.length)
-        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
-    def __iter__(self) -> Iterator[ExampleBatch]:
-        return self
-
-    def __next__(self) -> ExampleBatch:
-        self.skip()
-        members = self._order()[(self.index - 1) * self.rows :][: self.rows]
+    def read(self, index: int) -> ExampleBatch:
+        """The batch with this index in the current epoch."""
+        members = self._order()[index * self.rows :][: self.rows]
         return self.examples.batch(members, self.rows)
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        self.index += 1
 
     def __len__(self) -> int:
         """Number of batches in an epoch, including a last one that may be filled up."""
@@ -119,14 +107,6 @@ class ExampleBatches:
         cut = f", {self.examples.cut:,} cut to {self.examples.length}" if self.examples.cut else ""
         read = f"{counted(len(self.examples), 'example')}, {counted(len(self.examples.tokens), 'token')}"
         return f"{read}{cut}; batches of {self.rows}"
-
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same examples, rows and seed."""
-        self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _order(self) -> np.ndarray:
         """int64 [examples]: the order of this epoch."""

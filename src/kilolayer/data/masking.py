@@ -6,16 +6,15 @@ In each row round(rate x tokens) tokens are hidden, at least one; start, end and
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kilolayer.config import bounded, check
-from kilolayer.data.batches import check_position
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.packing import EDGES, FixedRows, PackedBatch, PackedText, ranges
 from kilolayer.data.tokenizer import END, PAD
 from kilolayer.errors import OptionError
@@ -161,52 +160,33 @@ def span_lengths(mean: float) -> np.ndarray:
     return shares / shares.sum()
 
 
-class MaskedText:
+class MaskedText(EndlessBatches[MaskedBatch]):
     """Packed text with new masks in each epoch, which depend only on (seed, epoch, batch index)."""
 
     def __init__(self, packed: PackedText, masker: Masker) -> None:
+        super().__init__(packed.seed)
         self.packed, self.masker = packed, masker
         identity = (packed.identity, masker.config, masker.vocab_size)
-        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+        self.identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
-    @property
-    def epoch(self) -> int:
-        """Number of completed epochs."""
-        return self.packed.epoch
-
-    @property
-    def index(self) -> int:
-        """Number of batches read in this epoch."""
-        return self.packed.index
-
-    def __iter__(self) -> Iterator[MaskedBatch]:
-        return self
-
-    def __next__(self) -> MaskedBatch:
-        packed = next(self.packed)
-        rng = np.random.default_rng([TRAINING, self.packed.seed, self.epoch, self.index])
+    def read(self, index: int) -> MaskedBatch:
+        """The batch with this index in the current epoch."""
+        packed = self._at_epoch().read(index)
+        rng = np.random.default_rng([TRAINING, self.seed, self.epoch, index + 1])
         return _batch(packed, *self.masker.mask_tokens(packed.tokens.numpy(), rng))
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        self.packed.skip()
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
-        return len(self.packed)
+        return len(self._at_epoch())
 
     @property
     def summary(self) -> str:
         """One line for the log: what the text is, and how it is packed."""
-        return self.packed.summary
+        return self._at_epoch().summary
 
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {**self.packed.state(), "data": self._identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same text, shape, masking and seed."""
-        self.packed.epoch, self.packed.index = check_position(state, self._identity, self.packed.seed)
+    def _at_epoch(self) -> PackedText:
+        self.packed.epoch = self.epoch
+        return self.packed
 
 
 def fixed_masks(rows: FixedRows, masker: Masker, size: int, most: int | None = None) -> Iterator[MaskedBatch]:

@@ -6,17 +6,15 @@ cut, in each epoch at different offsets, so that it is not always the same token
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import check_position
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.token_text import TokenText
 from kilolayer.data.tokenizer import END, PAD, START
 
@@ -165,7 +163,7 @@ class _OpenRows:
             self._rooms |= 1 << room
 
 
-class PackedText:
+class PackedText(EndlessBatches[PackedBatch]):
     """An endless iterator over batches of `rows` packed rows of `length` tokens. Each epoch contains every token of the text
     once.
 
@@ -174,25 +172,14 @@ class PackedText:
     """
 
     def __init__(self, documents: Documents, rows: int, length: int, seed: int = 0) -> None:
-        self.documents, self.rows, self.length, self.seed = documents, rows, length, seed
-        self.epoch, self.index = 0, 0
+        super().__init__(seed, documents.text.digest, rows, length)
+        self.documents, self.rows, self.length = documents, rows, length
         self._planned: tuple[int, Plan, np.ndarray] | None = None
-        identity = (seed, documents.text.digest, rows, length)
-        self.identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
-    def __iter__(self) -> Iterator[PackedBatch]:
-        return self
-
-    def __next__(self) -> PackedBatch:
-        self.skip()
+    def read(self, index: int) -> PackedBatch:
+        """The batch with this index in the current epoch."""
         plan, batches = self._plan()
-        return plan.read(self.documents.text, batches[self.index - 1], self.length)
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        self.index += 1
+        return plan.read(self.documents.text, batches[index], self.length)
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
@@ -207,14 +194,6 @@ class PackedText:
         return (
             f"{self.documents.text}; batches of {self.rows} x {self.length}, {pieces:.1f} pieces per row, {padding:.1%} padding"
         )
-
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self.identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same text, shape and seed."""
-        self.epoch, self.index = check_position(state, self.identity, self.seed)
 
     def _plan(self) -> tuple[Plan, np.ndarray]:
         """The rows of this epoch, and the row indices of each batch, int64 [batches, rows]."""

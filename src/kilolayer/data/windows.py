@@ -5,16 +5,14 @@ A window may contain the end of one document and the beginning of the next, whic
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import check_position
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.token_text import TokenText
 from kilolayer.data.tokenizer import PAD
 from kilolayer.errors import InputError
@@ -38,7 +36,7 @@ class TextBatch:
         return self.inputs, self.labels
 
 
-class Windows:
+class Windows(EndlessBatches[TextBatch]):
     """An endless iterator over batches of `rows` windows of `length` tokens.
 
     Each epoch cuts the text into windows that do not overlap, starting at a random offset, and shuffles them. Both depend only
@@ -46,8 +44,8 @@ class Windows:
     """
 
     def __init__(self, text: TokenText, rows: int, length: int, seed: int = 0) -> None:
-        self.text, self.rows, self.length, self.seed = text, rows, length, seed
-        self.epoch, self.index = 0, 0
+        super().__init__(seed, text.digest, rows, length)
+        self.text, self.rows, self.length = text, rows, length
         # One fewer than fit, to leave room for the offset.
         self._count = (len(text) - length) // length
         if self._count < rows:
@@ -57,23 +55,12 @@ class Windows:
                 fix="give more text, or lower batches.tokens or text.length",
             )
         self._planned: tuple[int, np.ndarray] | None = None
-        identity = (seed, text.digest, rows, length)
-        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
-    def __iter__(self) -> Iterator[TextBatch]:
-        return self
-
-    def __next__(self) -> TextBatch:
-        self.skip()
-        starts = self._starts()[(self.index - 1) * self.rows :][: self.rows]
+    def read(self, index: int) -> TextBatch:
+        """The batch with this index in the current epoch."""
+        starts = self._starts()[index * self.rows :][: self.rows]
         tokens = torch.from_numpy(self.text.read(starts, self.length + 1))
         return TextBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), self.rows * self.length)
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        self.index += 1
 
     def __len__(self) -> int:
         """Number of batches in an epoch."""
@@ -83,14 +70,6 @@ class Windows:
     def summary(self) -> str:
         """One line for the log: what the text is, and how it is batched."""
         return f"{self.text}; batches of {self.rows} x {self.length}"
-
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same text, shape and seed."""
-        self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _starts(self) -> np.ndarray:
         """int64 [windows]: the start of each window of this epoch, in shuffled order."""

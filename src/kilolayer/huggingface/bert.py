@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
+from kilolayer.huggingface.foreign_class import ForeignClass, is_plain, layer_misfits
 from kilolayer.huggingface.weights import Entry, linear, norm
-from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
 from kilolayer.recipes.base import NORM, Plan
@@ -85,16 +84,7 @@ class Bert(ForeignClass):
             yield f"its head reads the {config.head.pool} of all states, and BERT's the first"
         if config.activation_dropout or config.drop_path:
             yield "it has activation_dropout or drop_path"
-        if config.moe is not None:
-            yield "it has experts"
-        if config.norm != "layer":
-            yield f"its norms are {norm_class(config.norm).words()}"
-        if config.qk_norm:
-            yield "its queries and keys are normalized (qk_norm)"
-        if config.kv_heads not in (None, config.heads):
-            yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
-        if config.activation not in ACTIVATIONS:
-            yield f"its activation is {config.activation}"
+        yield from layer_misfits(config)
         if config.first_predicted:
             yield f"its first {config.first_predicted} tokens have no probability"
 

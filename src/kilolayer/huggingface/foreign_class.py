@@ -132,12 +132,17 @@ def shared_misfits(config: ModelConfig) -> Iterator[str]:
         yield "it has a norm on its embeddings"
     if config.first_predicted:
         yield f"its first {config.first_predicted} tokens have no probability"
+    if config.norm == "layer" and config.norm_eps != EPS:
+        yield f"its norm_eps is {config.norm_eps:g}, and theirs is fixed at {EPS:g}"
+    yield from layer_misfits(config)
+
+
+def layer_misfits(config: ModelConfig) -> Iterator[str]:
+    """The reasons why layers fit none of the classes."""
     if config.moe is not None:
         yield "it has experts"
     if config.norm != "layer":
         yield f"its norms are {norm_class(config.norm).words()}"
-    elif config.norm_eps != EPS:
-        yield f"its norm_eps is {config.norm_eps:g}, and theirs is fixed at {EPS:g}"
     if config.qk_norm:
         yield "its queries and keys are normalized (qk_norm)"
     if config.kv_heads not in (None, config.heads):

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from kilolayer import recipes
-from kilolayer.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
+from kilolayer.huggingface.foreign_class import ForeignClass, is_plain, layer_misfits
 from kilolayer.huggingface.weights import Entry, linear, norm
-from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
 from kilolayer.recipes.base import NORM, Plan
 
@@ -62,16 +61,7 @@ class GPT2(ForeignClass):
             yield "it multiplies embeddings by sqrt(dim)"
         if config.activation_dropout or config.drop_path:
             yield "it has activation_dropout or drop_path"
-        if config.moe is not None:
-            yield "it has experts"
-        if config.norm != "layer":
-            yield f"its norms are {norm_class(config.norm).words()}"
-        if config.qk_norm:
-            yield "its queries and keys are normalized (qk_norm)"
-        if config.kv_heads not in (None, config.heads):
-            yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
-        if config.activation not in ACTIVATIONS:
-            yield f"its activation is {config.activation}"
+        yield from layer_misfits(config)
         if config.embedding_norm or config.output_bias or config.first_predicted:
             yield "it has embedding_norm, output_bias or first_predicted"
 

@@ -137,7 +137,7 @@ class Orthogonal(UpdateRule):
         return norms / (1 - self.momentum**count), (norms / SMALLEST).clamp(max=1.0) * math.sqrt(square) * numbers[0]
 
     def settled_direction(self, gradient: Tensor, weight: Tensor, state: dict[str, Tensor], count: int) -> Tensor:
-        return self.directions(gradient[None])[0]
+        return self.directions(gradient[None])[0].to(gradient.dtype)
 
 
 def matrices_at_once(matrix: Tensor) -> int:

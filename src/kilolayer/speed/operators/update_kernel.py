@@ -9,14 +9,17 @@ each number once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, Protocol, cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor, nn
+from torch import Tensor
+
+from kilolayer.optimizers.base import AdamKernel, MatrixKernel
+from kilolayer.optimizers.group import Group
 
 Use = Literal["collect", "update"]
 """The use of gradients: those of one batch, to be accumulated, or those of the whole step."""
@@ -26,51 +29,6 @@ CHUNKS_AT_ONCE = 8
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
-class WeightGroup(Protocol):
-    """Weights of one dtype with the same weight decay, and their optimizer state.
-
-    rates: the factor of each weight's learning rate. starts: the start of each weight's part of a flat buffer.
-    buffers: fp32 [size] each: `mean` and `square` if they are updated here, and optionally `masters` and `sums`.
-    """
-
-    weights: list[nn.Parameter]
-    rates: list[float]
-    starts: list[int]
-    buffers: dict[str, Tensor]
-
-    @property
-    def decay(self) -> float:
-        """The weight decay."""
-        ...
-
-    @property
-    def gradients(self) -> list[Tensor | None]:
-        """The gradients that the next update reads."""
-        ...
-
-
-class Constants(Protocol):
-    """Of an update of Adam's kind. decoupled: decay the weights directly, not through the gradient."""
-
-    @property
-    def beta1(self) -> float: ...
-    @property
-    def beta2(self) -> float: ...
-    @property
-    def decoupled(self) -> bool: ...
-
-
-class MatrixConstants(Protocol):
-    """Of an update of whole matrices, with equal shapes in a group. directions: of stacked weights, the same shape."""
-
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def nesterov(self) -> bool: ...
-    @property
-    def directions(self) -> Callable[[Tensor], Tensor]: ...
-
-
 class UpdateKernel:
     """Launches the kernels for the groups of an optimizer. constants: of each group's update; None if it has another one.
 
@@ -78,7 +36,7 @@ class UpdateKernel:
     `recording` gives the step its own tables and fills them afterwards.
     """
 
-    def __init__(self, groups: Sequence[WeightGroup], constants: Sequence[Constants | MatrixConstants | None]) -> None:
+    def __init__(self, groups: Sequence[Group], constants: Sequence[AdamKernel | MatrixKernel | None]) -> None:
         self.groups, self.constants = groups, constants
         self.chunks = [Chunks(group) for group in groups]
         self.tables = self._new_tables()
@@ -100,7 +58,7 @@ class UpdateKernel:
 
         few: their indices. factors: fp32 [3]: lr, the number of the update, scale. A weight without a gradient does not change.
         """
-        group, chunks, constants = self.groups[index], self.chunks[index], cast("MatrixConstants", self.constants[index])
+        group, chunks, constants = self.groups[index], self.chunks[index], cast("MatrixKernel", self.constants[index])
         gradient = next((each for each in group.gradients if each is not None), None)
         if gradient is None:
             return
@@ -174,7 +132,7 @@ class UpdateKernel:
 
     def _update_group(self, index: int, factors: Tensor, finite: Tensor) -> None:
         """Update one group in one launch."""
-        group, chunks, constants = self.groups[index], self.chunks[index], cast("Constants", self.constants[index])
+        group, chunks, constants = self.groups[index], self.chunks[index], cast("AdamKernel", self.constants[index])
         gradient = next((each for each in group.gradients if each is not None), None)
         if gradient is None:
             return
@@ -219,7 +177,7 @@ class UpdateKernel:
 class Chunks:
     """The chunks of a group: the tensor and the start of each."""
 
-    def __init__(self, group: WeightGroup) -> None:
+    def __init__(self, group: Group) -> None:
         device = group.weights[0].device
         chunks = [(index, start) for index, weight in enumerate(group.weights) for start in range(0, weight.numel(), CHUNK)]
         self.tensor_of, self.start_of = (torch.tensor(column, device=device) for column in zip(*chunks, strict=True))
@@ -234,7 +192,7 @@ def addresses(tensors: list[Tensor | None]) -> Tensor:
     return torch.tensor([0 if tensor is None else tensor.data_ptr() for tensor in tensors])
 
 
-def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None:
+def add_gradients(group: Group, chunks: Chunks, gradients: Tensor) -> None:
     """Compute sums <- sums + gradients in one launch. gradients: their addresses, int64 [weights], on the device."""
     gradient = next((weight.grad for weight in group.weights if weight.grad is not None), None)
     if gradient is not None:
@@ -251,7 +209,7 @@ def add_gradients(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> None
         )
 
 
-def sums_of_squares(group: WeightGroup, chunks: Chunks, gradients: Tensor) -> Tensor:
+def sums_of_squares(group: Group, chunks: Chunks, gradients: Tensor) -> Tensor:
     """Return partial sums of the squared gradients, fp32 [programs], in one launch. gradients: as in `add_gradients`."""
     gradient = next((each for each in group.gradients if each is not None), None)
     count = len(chunks.tensor_of)
