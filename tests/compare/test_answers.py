@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from kilolayer.compare.advice import advice_on, next_steps
@@ -13,6 +14,7 @@ from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.outcome import Kind, Outcome
 from kilolayer.compare.result import Member, Result
 from kilolayer.compare.table import ComparisonTable, tabulate
+from kilolayer.compare.verdicts import Verdict
 from kilolayer.compare.view import view_of
 
 
@@ -42,6 +44,27 @@ def test_which_and_how_deep() -> None:
         "post_ln: best at 6L; no run finished at 50L.",
         "deepnorm: best at 50L.",
     ]
+
+
+def test_of_many_cells_the_number_is_told() -> None:
+    results = [
+        result(recipe, layers, lr=rate, loss=2 + rate) for recipe in ("a", "b") for layers in range(1, 8) for rate in (1, 2)
+    ]
+    _, table = compared(results)
+    titles = [table.title_of(cell) for cell in table.cells[1:]]
+
+    def judged(mark: str, count: int) -> list[Verdict]:
+        found: Any = SimpleNamespace(verdict=mark)
+        return [Verdict(title, title, "a 1L", found) for title in titles[:count]]
+
+    assert answers(table, judged("=", 8))[1] == f"Not significantly different from it: {', '.join(titles[:8])}."
+    assert answers(table, judged("=", 9))[1] == "Not significantly different from it: all 9 others."
+    assert answers(table, [*judged("-", 9), *judged("=", 1)])[1:3] == [
+        f"Not significantly different from it: {titles[0]}.",
+        "Significantly worse: 9 of the 10 others.",
+    ]
+    named = ", ".join([table.title_of(table.cells[0]), *titles])
+    assert table.notes == (f"{named}: their best train.lr, 1, is the smallest that was tried",)
 
 
 def test_nothing_is_called_best_before_there_is_a_result() -> None:

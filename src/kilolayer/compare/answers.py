@@ -8,6 +8,9 @@ from kilolayer.compare.grid import LAYERS, TASK, Axis, shown_value
 from kilolayer.compare.table import Cell, ComparisonTable
 from kilolayer.compare.verdicts import Verdict
 
+MOST_NAMED = 8
+"""Cells that a sentence names; of more it gives the number, and the notes of the page name them."""
+
 
 def answers(table: ComparisonTable, verdicts: Sequence[Verdict]) -> list[str]:
     """The best cell, which others differ from it, and for each recipe the best depth and the depths without a finished run."""
@@ -32,7 +35,9 @@ def _best(table: ComparisonTable, verdicts: Sequence[Verdict]) -> list[str]:
         ("+", "Significantly better"),
     ):
         titles = [each.title for each in verdicts if each.significance.verdict == mark]
-        found += [f"{text}: {', '.join(titles)}."] if titles else []
+        share = "all" if len(titles) == len(verdicts) else f"{len(titles)} of the"
+        named = ", ".join(titles) if len(titles) <= MOST_NAMED else f"{share} {len(verdicts)} others"
+        found += [f"{text}: {named}."] if titles else []
     return found
 
 

@@ -238,10 +238,15 @@ def _unfinished_text(results: Sequence[Result], of: int | None = None) -> str:
 
 
 def _edges_in_words(table: ComparisonTable) -> list[str]:
+    """One sentence for each value that is the best of cells and at an end of those tried."""
+    groups: dict[tuple[str, str, bool], list[str]] = {}
+    for edge in table.edges:
+        key = edge.name, shown_value(edge.name, edge.value), edge.is_largest
+        groups.setdefault(key, []).append(table.title_of(edge.cell))
     return [
-        f"{table.title_of(edge.cell)}: its best {edge.name}, {shown_value(edge.name, edge.value)}, is the "
-        f"{'largest' if edge.is_largest else 'smallest'} that was tried"
-        for edge in table.edges
+        f"{', '.join(titles)}: {'its' if len(titles) == 1 else 'their'} best {name}, {value}, is the "
+        f"{'largest' if largest else 'smallest'} that was tried"
+        for (name, value, largest), titles in groups.items()
     ]
 
 
