@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from kilolayer.models.head import Head as Head
     from kilolayer.models.image_encoder import ImageEncoder as ImageEncoder
     from kilolayer.models.image_input import ImageInput as ImageInput
+    from kilolayer.models.map_head import MapHead as MapHead
     from kilolayer.models.saved_model import load_model as load_model
     from kilolayer.models.saved_model import save as save
     from kilolayer.moe.balance import update_balance as update_balance

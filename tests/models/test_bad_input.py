@@ -272,8 +272,8 @@ def test_packed_documents_are_not_decoded_step_by_step() -> None:
 
 def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = {field.name: field for field in dataclasses.fields(kl.ModelConfig)}
-    of_encoders, of_images = {"head", "token_types", "output_transform", "multiway"}, {"image"}
-    of_tokens = {"max_length", "pad_id", "tie_embeddings", "scale_embeddings", "token_types", "multiway"}
+    of_encoders, of_images = {"head", "token_types", "output_transform", "multiway"}, {"image", "map_head"}
+    of_tokens = {"tie_embeddings", "token_types", "multiway"}
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_images),
         (kl.ImageEncoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_tokens),

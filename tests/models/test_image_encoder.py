@@ -382,7 +382,7 @@ def test_a_decoders_weights_are_planned_and_run_fast() -> None:
     assert model.config.image is not None
     cost = budget(model.config, Work(4, 3))
     assert cost.parameters == sum(weight.numel() for weight in model.parameters())
-    assert cost.parts["decoder attention"] == 2 * (8 * 32 + 32)
+    assert cost.parts["decoder attention"] == 2 * (8 * 32 + 32 + 16)  # with the biases and the norm of DeepNorm
     assert cost.training.activations > budget(image_encoder(vocab_size=48).config, Work(4, 3)).training.activations
     form = kl.fast(model)
     assert form.decoder is not None

@@ -13,6 +13,7 @@ from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
 from kilolayer.models.image_input import ImageInput
+from kilolayer.models.map_head import MapHead
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
 
@@ -81,6 +82,8 @@ class ModelConfig(LayerOptions):
     image: ImageInput | None = None
     """Read images instead of tokens: the table [model.image]. `vocab_size` is then the number of outputs at each patch, and
     positions are those of rows and columns. Default: the model reads tokens."""
+    map_head: MapHead | None = None
+    """Scores every pixel of an image: the table [model.map_head]. Default: none."""
     first_predicted: int = bounded(0, least=0, below=2**24)
     """Lowest token id that can be predicted. The ids below it, special tokens that an imported model's vocabulary does not
     have, get probability 0."""
@@ -274,6 +277,8 @@ class ModelConfig(LayerOptions):
         """Reject what contradicts images, and the options of tokens, which have no effect on them."""
         image = self.image
         if image is None:
+            if self.map_head is not None:
+                raise OptionError("a map head scores pixels, and this model reads tokens", where="map_head", fix="set image")
             return
         if self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} does not read images", where="image", fix='set shape = "encoder"')
@@ -288,7 +293,9 @@ class ModelConfig(LayerOptions):
             raise OptionError(f"{name} has no effect on a model that reads images", fix="remove it")
         if image.decoder is not None:
             self._check_decoder()
-        if self.vocab_size is not None and self.head is not None:
+        if self.head is not None and self.map_head is not None:
+            raise OptionError("head has no effect on a model with a map head", fix="remove one of them")
+        if self.vocab_size is not None and (self.head is not None or self.map_head is not None):
             raise OptionError(
                 f"vocab_size={self.vocab_size}, outputs at each patch, has no effect on a model with a head",
                 fix="set vocab_size to none",
@@ -301,8 +308,9 @@ class ModelConfig(LayerOptions):
             )
 
     def _check_decoder(self) -> None:
-        if self.vocab_size is None or self.head is not None:
-            fix = "set vocab_size, or remove the decoder" if self.head is None else "remove it"
+        headed = self.head is not None or self.map_head is not None
+        if self.vocab_size is None or headed:
+            fix = "remove it" if headed else "set vocab_size, or remove the decoder"
             raise OptionError("a decoder predicts each patch: it needs vocab_size, and no head", where="image.decoder", fix=fix)
         if self.output_transform:
             raise OptionError("output_transform has no effect: a decoder gives the outputs", fix="remove it")

@@ -8,28 +8,29 @@ It is an `Encoder` that is given embedded patches instead of tokens: layers, rec
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer import recipes
-from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import check_range
 from kilolayer.layers.grid_positions import Grid, StackGridPositions, make_grid_positions, placed
 from kilolayer.layers.grid_positions import resampled as resampled  # the name under which tasks know it
-from kilolayer.layers.options import Activation, Positions
 from kilolayer.layers.patches import PatchEmbedding, to_patches
 from kilolayer.layers.projection import Projection
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder, states_at
 from kilolayer.models.head import Head
 from kilolayer.models.image_input import ImageInput
+from kilolayer.models.map_head import MapHead
+from kilolayer.models.options import ModelOptions, takes_options
 from kilolayer.models.outputs import EncoderOutput
 from kilolayer.models.patch_decoder import PatchDecoder
-from kilolayer.moe.config import MoE
+from kilolayer.models.upernet import MAP_HEADS, LinearMap, UperNet
 from kilolayer.recipes.base import Plan, Recipe, Side
 from kilolayer.recipes.role import Role
 
@@ -38,12 +39,12 @@ class ImageEncoder(Encoder):
     """An encoder of images, which reads their patches as a sequence. The options are those of `ModelConfig`.
 
     image: how images are divided. vocab_size: the number of outputs at each patch, such as the codes of a tokenizer or the
-    pixels of a patch; None: none. head: scores whole images.
+    pixels of a patch; None: none. head: scores whole images. map_head: scores every pixel.
     """
 
     image: ImageInput
 
-    @strict
+    @takes_options
     def __init__(
         self,
         image: ImageInput,
@@ -54,26 +55,12 @@ class ImageEncoder(Encoder):
         recipe: str | Recipe = recipes.DEFAULT,
         *,
         vocab_size: int | None = None,
-        kv_heads: int | None = None,
-        activation: Activation = "relu",
-        norm: str = "layer",
-        norm_eps: float = 1e-5,
-        qk_norm: bool = False,
-        positions: Positions = "sinusoidal",
-        dropout: float = 0.0,
-        attention_dropout: float = 0.0,
-        activation_dropout: float = 0.0,
-        drop_path: float = 0.0,
-        embedding_norm: bool = False,
         output_transform: bool = False,
-        output_bias: bool = False,
-        final_norm: bool | None = None,
-        moe: MoE | None = None,
         head: Head | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
+        map_head: MapHead | None = None,
+        **options: Unpack[ModelOptions],
     ) -> None:
-        self._build(ModelConfig.of("encoder", locals()), device, dtype)
+        self._build(ModelConfig.of("encoder", {**locals(), **options}), options.get("device"), options.get("dtype"))
 
     def _allocate_input(self) -> None:
         config, image = self.config, self.config.image
@@ -93,7 +80,8 @@ class ImageEncoder(Encoder):
 
     def _allocate(self) -> None:
         super()._allocate()
-        decoder = self.config.patch_decoder
+        decoder, map_head = self.config.patch_decoder, self.config.map_head
+        self.map_head = None if map_head is None else MAP_HEADS[map_head.kind](self.config, map_head)
         self.decoder_input = self.decoder = None
         if decoder is not None:
             self.decoder_input = Projection(self.config.dim, [(Role.HEAD, decoder.dim)], Plan())
@@ -123,7 +111,8 @@ class ImageEncoder(Encoder):
         masked: bool [batch, patches], True at patches that the mask token replaces.
         visible: int64 [batch, k], the patches that are read; the others are not, and states are [batch, (1 +) k, dim].
         positions: int64 [batch, k], the patches to predict; logits are then [batch, k, vocab_size], else at each patch. With a
-        decoder, logits are what it predicts for each patch from the visible ones.
+        decoder, logits are what it predicts for each patch from the visible ones; with a map head, scores of all pixels,
+        [batch, classes, height, width].
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         x, grid = self._embed(images, masked)
@@ -132,11 +121,23 @@ class ImageEncoder(Encoder):
                 raise InputError("positions has no effect on visible patches alone", fix="give masked=, or read .states")
             self._check_positions(positions, x)
         inputs = self._placed(x, grid, visible)
+        if self.map_head is not None:
+            of_depths = bool(self.map_head.depths) or hidden_states
+            out = self._encode(inputs, None, hidden_states=of_depths, attention_weights=attention_weights)
+            scores = self._pixel_scores(self.map_head, out, grid, visible)
+            return replace(out, logits=scores, hidden_states=out.hidden_states if hidden_states else None)
         out = self._encode(inputs, positions, hidden_states=hidden_states, attention_weights=attention_weights)
         if visible is None or self.decoder is None or self.decoder_input is None:
             return out
         states = self.decoder_input(out.states).to(out.states.dtype)
         return replace(out, logits=self.decoder(states, visible, grid))
+
+    def _pixel_scores(self, head: LinearMap | UperNet, out: EncoderOutput, grid: Grid, visible: Tensor | None) -> Tensor:
+        if visible is not None:
+            raise InputError("a map head needs the states of all patches", fix="remove visible")
+        states = [(out.hidden_states or ())[depth] for depth in head.depths] or [out.states]
+        size = (grid[0] * self.image.patch, grid[1] * self.image.patch)
+        return head([each[:, self.image.first_patch :] for each in states], grid, size)
 
     def reconstruct(self, images: Tensor, visible: Tensor) -> Tensor:
         """What the decoder predicts for every patch from the visible ones: [batch, patches, vocab_size].

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.context import Sequences
+from kilolayer.layers.convolution import Convolution, Doubling, PreciseConvolution
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialize import draw_seed, initialize, new_tensors
 from kilolayer.layers.patches import PatchProjection
@@ -29,7 +30,7 @@ from kilolayer.renamed import renamed_method
 
 logger = logging.getLogger(__name__)
 
-IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, ExpertProjection)
+IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, ExpertProjection, Convolution, Doubling)
 """The modules whose weights `cast_weights` converts to the dtype of matrix products."""
 
 
@@ -234,7 +235,7 @@ def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -
     """As `Model.cast_weights`, for any part of a model."""
     precise = {}
     for module in layers.modules():
-        if isinstance(module, Router | PreciseProjection):
+        if isinstance(module, Router | PreciseProjection | PreciseConvolution):
             continue
         if isinstance(module, Embedding | PatchProjection):
             module.states_dtype = residual

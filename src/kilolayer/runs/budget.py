@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
@@ -27,6 +28,7 @@ from kilolayer.optimizers import registry as optimizers
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.recipes.base import NormSpec
 from kilolayer.runs.chosen_runtime import choose_runtime
+from kilolayer.runtime.activations import kept_bytes
 from kilolayer.runtime.runtime import Runtime
 
 Precision = Literal["fp32", "bf16"]
@@ -157,6 +159,10 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime)
         more, more_recomputed = _activations(inner, inner.config, whole, runtime)
         kept, recomputed = kept + more, recomputed + more_recomputed
         logits = whole.scores * (config.vocab_size or 0)
+    if isinstance(model, ImageEncoder) and model.map_head is not None and config.map_head is not None:
+        more, of_head = _map_head_cost(model, work)
+        kept, recomputed, flops = kept + more, recomputed + more, flops + of_head
+        logits = work.batch * config.map_head.classes * model.image.sides[0] * model.image.sides[1]
     training = Training(
         weights=total * size,
         gradients=total * size,
@@ -236,6 +242,18 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
         kept += shared + stream
         recomputed += layers * stack.stream.states_taken * state + shared + stream
     return kept, recomputed + largest
+
+
+def _map_head_cost(model: ImageEncoder, work: Work) -> tuple[int, float]:
+    """Bytes that a map head keeps for the backward pass, and its FLOPs."""
+    head, image = model.map_head, model.image
+    assert head is not None
+    cast_weights(head, DTYPES[work.precision], RESIDUAL)
+    shape = (work.batch, image.length - image.first_patch, model.config.dim)
+    states = [torch.empty(shape, device="meta", dtype=RESIDUAL, requires_grad=True) for _ in head.depths or (0,)]
+    with FlopCounterMode(display=False) as counter:
+        kept = kept_bytes(lambda: head(states, image.grid, image.sides), head, Sequences(states[0]), None, states)
+    return kept, float(counter.get_total_flops())
 
 
 def _kind_of(block: Block) -> tuple[type[Block], bool, tuple[NormSpec | None, ...]]:
