@@ -33,7 +33,7 @@ from kilolayer.data.image_set import (
     nothing_found,
     write_part,
 )
-from kilolayer.data.image_source import ImageSource
+from kilolayer.data.image_source import ImageSource, parse_sources
 from kilolayer.data.images import ImagesConfig, part_notes
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.reading import read_json
@@ -160,24 +160,22 @@ def find_pairs(config: ImagePairsConfig, cache: Path) -> PairParts:
     if config.train is None or config.train_labels is None:
         raise OptionError("no training images are given", where="images", fix="set images.train and images.train_labels")
     share = {"train": config.valid_share}
-    given = {part: _sources(config, part) for part in ("train", "valid", "test")}
-    folders = {part: prepared_pairs(*pair, config, cache, share.get(part, 0.0)) for part, pair in given.items() if pair}
-    train = ImagePairs(folders["train"], KEPT, config.train, config.void, config.classes)
+    sources = parse_sources({name: getattr(config, name) for name in config.sources()})
+    folders = {
+        part: prepared_pairs(sources[part], sources[f"{part}_labels"], config, cache, share.get(part, 0.0))
+        for part in ("train", "valid", "test")
+        if part in sources
+    }
+    train = ImagePairs(folders["train"], KEPT, str(sources["train"]), config.void, config.classes)
     parts = {"train": train}
     if config.valid_share:
-        parts["valid"] = ImagePairs(folders["train"], HELD, config.train, config.void, train.classes)
-    for part in ("valid", "test"):
-        if pair := given[part]:
-            parts[part] = ImagePairs(folders[part], KEPT, str(pair[0]), config.void, train.classes)
-    notes = tuple(note for name, part in parts.items() for note in part_notes(name, part, train))
+        parts["valid"] = ImagePairs(folders["train"], HELD, str(sources["train"]), config.void, train.classes)
+    for part in folders.keys() - parts.keys():
+        parts[part] = ImagePairs(folders[part], KEPT, str(sources[part]), config.void, train.classes)
+    notes = tuple(note for name in ("train", "valid", "test") if name in parts for note in part_notes(name, parts[name], train))
     for note in notes:
         say(note)
     return PairParts(train, parts.get("valid"), parts.get("test"), notes)
-
-
-def _sources(config: ImagePairsConfig, part: str) -> tuple[ImageSource, ImageSource] | None:
-    images, labels = getattr(config, part), getattr(config, f"{part}_labels")
-    return None if images is None else (ImageSource.parse(images), ImageSource.parse(labels))
 
 
 def prepared_pairs(images: ImageSource, labels: ImageSource, config: ImagesConfig, cache: Path, share: float = 0.0) -> Path:

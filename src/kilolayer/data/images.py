@@ -13,7 +13,7 @@ from torch import Tensor
 from kilolayer.config import bounded, check
 from kilolayer.data.image_decoding import require_vision
 from kilolayer.data.image_set import HELD, KEPT, ImageSet, class_of, prepared_images
-from kilolayer.data.image_source import ImageSource
+from kilolayer.data.image_source import ImageSource, parse_sources
 from kilolayer.errors import InputError, OptionError, UnusedOptionError, shown
 from kilolayer.terminal import say
 
@@ -121,7 +121,7 @@ def find_images(config: ImagesConfig, cache: Path, *, labelled: bool = True) -> 
         raise OptionError(
             "no training images are given", where="images", fix="set images.train: a folder with a folder for each class"
         )
-    sources = {name: ImageSource.parse(text) for name in ("train", "valid", "test") if (text := getattr(config, name))}
+    sources = parse_sources({name: getattr(config, name) for name in config.sources()})
     share = {"train": config.valid_share}
     folders = {name: prepared_images(source, config.shape, cache, share.get(name, 0.0)) for name, source in sources.items()}
     train = ImageSet(folders["train"], KEPT, str(sources["train"]))
