@@ -10,8 +10,9 @@ import re
 import tarfile
 import time
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -23,6 +24,8 @@ from kilolayer.files.reading import open_regular, read_bytes, read_json, unreada
 ARCHIVE = re.compile(r"^(?P<path>.*\.(?:tar|tar\.gz|tgz|tar\.xz|txz))(?::(?P<inner>.*))?$", re.IGNORECASE | re.DOTALL)
 LARGEST = 1 << 28
 """Maximum size of an image file, in bytes."""
+MOST_KEPT = 1 << 28
+"""Maximum size of an archive that is kept in memory while several folders of it are read, in bytes."""
 DEEPEST = 32
 """Maximum nesting of folders: a symbolic link can make a loop."""
 SETTLED_SECONDS = 2.0
@@ -44,6 +47,8 @@ class ImageSource:
 
     path: Path
     inner: str = ""
+    kept: list[Entry] | None = field(default=None, compare=False, repr=False)
+    """What was read of the archive, shared by all sources in it; None if it is not kept in memory."""
 
     @classmethod
     def parse(cls, text: str) -> ImageSource:
@@ -107,29 +112,13 @@ class ImageSource:
     def _of_archive(self) -> Iterator[Entry]:
         above = self.inner.split("/") if self.inner else []
         below: dict[str, list[str] | None] = {}  # for each folder, its parts below the inner one; None if it is elsewhere
-        try:
-            # As a stream: going back in a compressed archive means to decompress it again from its beginning.
-            with open_regular(self.path) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
-                for member in archive:
-                    folder, _, last = member.name.rpartition("/")
-                    if folder not in below:
-                        parts = _clean(folder)
-                        below[folder] = parts[len(above) :] if parts[: len(above)] == above else None
-                    if (inside := below[folder]) is None or last in ("", "."):
-                        continue
-                    name = "/".join([*inside, last])
-                    if member.isdir():
-                        yield Entry(f"{name}/", None)
-                    elif member.isfile() and member.size <= LARGEST:
-                        stream = archive.extractfile(member)
-                        assert stream is not None
-                        yield Entry(name, stream.read())
-                    else:  # a link, a device or a huge file: counted as no image
-                        yield Entry(name, b"")
-        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
-            raise InputError(
-                f"the archive is damaged: {error}", where=str(self.path), fix="download or make it again"
-            ) from None
+        for entry in self.kept or self._members():
+            folder, _, last = entry.name.removesuffix("/").rpartition("/")
+            if folder not in below:
+                parts = _clean(folder)
+                below[folder] = parts[len(above) :] if parts[: len(above)] == above else None
+            if (inside := below[folder]) is not None and last not in ("", "."):
+                yield Entry("/".join([*inside, last]) + "/" * (entry.data is None), entry.data)
         if all(parts is None for parts in below.values()):
             folders = {"/".join(_clean(folder)) for folder in below} - {""}
             close = nearest(self.inner, folders) if folders else None
@@ -138,6 +127,37 @@ class ImageSource:
                 where=str(self.path),
                 fix=f"its folders: {', '.join(sorted(folders)[:20]) or 'none'}",
             )
+
+    def _members(self) -> Iterator[Entry]:
+        """Everything in the archive; remembered if it is to be kept."""
+        read: list[Entry] = []
+        try:
+            # As a stream: going back in a compressed archive means to decompress it again from its beginning.
+            with open_regular(self.path) as file, tarfile.open(fileobj=file, mode="r|*") as archive:
+                for member in archive:
+                    stream = archive.extractfile(member) if member.isfile() and member.size <= LARGEST else None
+                    # A link, a device or a huge file is empty here, and is counted as no image.
+                    data = stream.read() if stream is not None else b""
+                    entry = Entry(f"{member.name}/", None) if member.isdir() else Entry(member.name, data)
+                    yield entry
+                    if self.kept is not None:
+                        read.append(entry)
+        except (tarfile.TarError, lzma.LZMAError, zlib.error, EOFError) as error:
+            raise InputError(
+                f"the archive is damaged: {error}", where=str(self.path), fix="download or make it again"
+            ) from None
+        if self.kept is not None:
+            self.kept.extend(read)
+
+
+def parse_sources(texts: Mapping[str, str | None]) -> dict[str, ImageSource]:
+    """The sources that a configuration names, by their names. An archive that several of them name is decompressed once."""
+    found = {name: ImageSource.parse(text) for name, text in texts.items() if text is not None}
+    paths = Counter(source.path for source in found.values())
+    kept: dict[Path, list[Entry]] = {
+        path: [] for path, uses in paths.items() if uses > 1 and kind_of(path) == "file" and path.stat().st_size <= MOST_KEPT
+    }
+    return {name: replace(source, kept=kept.get(source.path)) for name, source in found.items()}
 
 
 def _clean(name: str) -> list[str]:
