@@ -121,6 +121,11 @@ class ModelConfig(LayerOptions):
         return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)
 
     @property
+    def title(self) -> str:
+        """Recipe and depth in words, for logs and reports."""
+        return f"{self.recipe.title} {self.depths.title}"
+
+    @property
     def widths(self) -> str:
         """The sizes of the layers in words, for logs and reports."""
         experts = f", {self.experts}" if self.experts else ""

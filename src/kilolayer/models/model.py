@@ -19,6 +19,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.output import NEVER, ScoreBias
+from kilolayer.models.trainable import Trainable
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
@@ -28,7 +29,7 @@ from kilolayer.renamed import renamed_method
 logger = logging.getLogger(__name__)
 
 
-class Model(nn.Module):
+class Model(Trainable):
     """A model with its configuration and its seed, which together determine every initial weight."""
 
     config: ModelConfig

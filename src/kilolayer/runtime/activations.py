@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kilolayer.layers.block import Block
@@ -27,7 +27,7 @@ def kept_by_plain_layer(stack: Stack, block: Block, inputs: Sequences, memory: S
 
 
 def kept_bytes(
-    run: Callable[[], Any], block: Block, inputs: Sequences, memory: Sequences | None, shared: Iterable[Tensor]
+    run: Callable[[], Any], block: nn.Module, inputs: Sequences, memory: Sequences | None, shared: Iterable[Tensor]
 ) -> int:
     """Bytes that `run` keeps for the backward pass, without weights, padding, the encoder's output, and what is shared."""
     saved: list[Tensor] = []
