@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.configuration import add_options, int_between, read_tables
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import table_of
+from kilolayer.errors import OptionError
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.optimizers.registry import DEFAULT, get
-from kilolayer.recipes.base import Description
+from kilolayer.tasks.registry import get as registration
 from kilolayer.terminal import human_bytes, say
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--beam", type=COUNT, help="hypotheses per sentence in decoding [as in the search options, else 5]")
     parser.add_argument(
-        "--precision", choices=("fp32", "bf16"), default="bf16", help="precision of weights and activations [bf16]"
+        "--precision", choices=("fp32", "bf16"), help="precision of weights and activations [bf16; fp32 for a task's own model]"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
@@ -57,16 +59,21 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     from kilolayer.runs.budget import budget
 
     work = typical_work(whole, options.length)
-    work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=options.precision)
+    own = isinstance(config, TrainableConfig)
+    if own and options.precision not in (None, "fp32"):
+        raise OptionError("a model of a task's own is trained in fp32", where="--precision", fix="remove it")
+    precision = options.precision or ("fp32" if own else "bf16")
+    work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=precision)
     rule = get(DEFAULT) if isinstance(whole, PlanConfig) else whole.train.rule
     cost = budget(config, work, rule)
-    depths = config.depths
-    described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
     warnings = schedule_warnings(whole)
     if options.json:
-        show_json({**as_json(config, cost, described), "warnings": warnings})
+        show_json({**as_json(config, cost), "warnings": warnings})
+    elif own:
+        assert not isinstance(whole, PlanConfig)
+        show_own(config, cost, rule.title, registration(whole.task).unit)
     else:
-        show(config, cost, described, rule.title)
+        show(config, cost, rule.title)
     for warning in warnings:
         say(warning)
     return 0
@@ -105,9 +112,36 @@ def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     return Work(usual.rows, usual.length, usual.beam, scored=usual.scored)
 
 
-def show(config: ModelConfig, cost: Budget, described: Description, optimizer: str) -> None:
+def show_own(config: TrainableConfig, cost: Budget, optimizer: str, unit: str) -> None:
+    """Print the plan of a model that a task brings. optimizer: its name. unit: what the task counts."""
+    work, training = cost.work, cost.training
+    show_line(f"{', '.join(filter(None, (config.title, config.widths)))}\n")
+    rows = [(part, human_count(count)) for part, count in cost.parts.items()]
+    show_table("Parameters", [*rows, ("total", human_count(cost.parameters))])
+    show_table(
+        "Arithmetic, FLOPs",
+        [
+            (f"forward, per {unit}", human_count(cost.forward_flops_per_token)),
+            (f"training, per {unit}", human_count(cost.training_flops_per_token)),
+            (f"training, per step of {work.batch}", human_count(_step_flops(cost))),
+        ],
+    )
+    show_table(
+        f"Training memory, {work.precision}, {work.batch} {unit}s",
+        [
+            ("weights", human_bytes(training.weights)),
+            ("gradients", human_bytes(training.gradients)),
+            (f"{optimizer}'s state", human_bytes(training.optimizer)),
+            ("activations", human_bytes(training.activations)),
+            ("peak", human_bytes(training.peak)),
+        ],
+    )
+
+
+def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
     """Print the plan as tables. optimizer: its name."""
     depths, work, training = config.depths, cost.work, cost.training
+    described = config.recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
     show_line(f"{config.recipe.title} {config.shape.replace('_', '-')}, {depths.title}, {config.widths}\n")
     rows = [(part, human_count(count)) for part, count in cost.parts.items() if count]
     show_table("Parameters", [*rows, ("total", human_count(cost.parameters)), ("active", human_count(cost.active_parameters))])
@@ -156,17 +190,21 @@ def show(config: ModelConfig, cost: Budget, described: Description, optimizer: s
         )
 
 
-def as_json(config: ModelConfig, cost: Budget, described: Description) -> dict[str, Any]:
-    """The plan as plain values: bytes, FLOPs and counts."""
+def as_json(config: ModelConfig | TrainableConfig, cost: Budget) -> dict[str, Any]:
+    """The plan as plain values: bytes, FLOPs and counts; with the recipe's constants, if the model has a recipe."""
     training, decoding = cost.training, cost.decoding
+    of_recipe: dict[str, Any] = {}
+    if isinstance(config, ModelConfig):
+        recipe, depths = config.recipe, config.depths
+        described = recipe.describe(encoder_layers=depths.encoder, decoder_layers=depths.decoder)
+        of_recipe["constants"] = {"encoder": described.encoder, "decoder": described.decoder}
+        rates = recipe.unusual_rates(depths, config.dim)
+        of_recipe["rates"] = {name: dataclasses.asdict(each) for name, each in rates.items()}
     return {
         "model": table_of(config),
         "work": dataclasses.asdict(cost.work),
         "parameters": {"total": cost.parameters, "active": cost.active_parameters, "parts": cost.parts},
-        "constants": {"encoder": described.encoder, "decoder": described.decoder},
-        "rates": {
-            name: dataclasses.asdict(each) for name, each in config.recipe.unusual_rates(config.depths, config.dim).items()
-        },
+        **of_recipe,
         "flops": {
             "forward_per_token": cost.forward_flops_per_token,
             "training_per_token": cost.training_flops_per_token,

@@ -268,7 +268,7 @@ def _model_facts(subject: Subject, weights: str) -> list[Any]:
     from kilolayer.report.facts import Fact
 
     model = subject.config.model
-    return [Fact("Model", f"{model.recipe.title} {model.depths.title}", model.widths), Fact("Weights", weights)]
+    return [Fact("Model", model.title, model.widths), Fact("Weights", weights)]
 
 
 def _data(loss: BatchLoss) -> list[Any]:

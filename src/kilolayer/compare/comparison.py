@@ -335,8 +335,11 @@ class Comparison(Displayed):
             config = started_config(self.table_of(member))
         except KilolayerError as error:
             raise error.at(f"in the run {member.name} of {self.folder}") from None
-        own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
-        depths = {name: getattr(config.model, name.rpartition(".")[2]) for name in DEPTHS}
+        if config.own_model is not None:
+            own, depths = {}, {}
+        else:
+            own = {f"{RECIPE}.{name}": value for name, value in config.model.recipe.options().items()}
+            depths = {name: getattr(config.model, name.rpartition(".")[2]) for name in DEPTHS}
         typed = {name: "none" if depth is None else depth for name, depth in depths.items()}
         values = flat_options(config.table()) | typed | own
         return {name: values.get(name, "none") for name in names if name in values or not name.startswith(f"{RECIPE}.")}
@@ -354,7 +357,7 @@ def _check_importable(table: Table, config: RunConfig) -> None:
     """Raise if a recipe or task is known to this process only: each run is a process of its own."""
     recipe, task = table.get("model", {}).get("recipe"), table.get("task", registry.DEFAULT)
     kinds = [("task", task, None if registry.is_built_in(registry.get(task)) else registry.get(task).task)]
-    if not is_built_in(cls := type(config.model.recipe)):
+    if config.own_model is None and not is_built_in(cls := type(config.model.recipe)):
         name = recipe.get("name") if isinstance(recipe, Mapping) else recipe
         kinds.append(("recipe", name, f"{cls.__module__}:{cls.__qualname__}"))
     for kind, name, path in kinds:

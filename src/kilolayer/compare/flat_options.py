@@ -9,6 +9,7 @@ from kilolayer import recipes
 from kilolayer.compare.grid import LAYERS, RECIPE, SEED, Setting
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import DEFAULT_LAYERS
+from kilolayer.tasks.config import RunConfig
 
 ALWAYS_NAMED = (RECIPE, LAYERS, SEED)
 """Options that always describe a run, even if all runs have the same value."""
@@ -28,7 +29,7 @@ def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
             values |= flat_options(value, f"{path}.")
         else:
             values[path] = value
-    if not above:
+    if not above and _has_layers(table):
         depths = [values.pop(f"model.{name}", None) for name in ("encoder_layers", "decoder_layers", "layers")]
         stacks = [depth if depth not in (None, "none") else depths[2] for depth in depths[:2]]
         shape = values.get("model.shape", "encoder_decoder")
@@ -36,6 +37,14 @@ def flat_options(table: Mapping[str, Any], above: str = "") -> Setting:
         used = [DEFAULT_LAYERS if depth in (None, "none") else depth for depth in used]
         values[LAYERS] = used[0] if len(set(used)) == 1 else "-".join(map(str, used))
     return values
+
+
+def _has_layers(table: Mapping[str, Any]) -> bool:
+    """Whether the tables of a run describe a Transformer, rather than a model that the task brings."""
+    try:
+        return not RunConfig.choose(table).brings_model()
+    except KilolayerError:  # a task that is not known here
+        return True
 
 
 def differing_options(tables: Sequence[Mapping[str, Any]]) -> list[Setting]:

@@ -61,7 +61,7 @@ def demand_of(config: RunConfig, known: dict[tuple[object, ...], Budget] | None 
     work = Work(usual.rows, usual.length, 1, precision, usual.scored)
     model = config.model
     tokenizer = getattr(config, "tokenizer", None)
-    if isinstance(tokenizer, TokenizerConfig) and model.vocab_size is not None:
+    if config.own_model is None and isinstance(tokenizer, TokenizerConfig) and model.vocab_size is not None:
         size = BYTES_VOCABULARY if tokenizer.of_bytes else tokenizer.size
         model = replace(model, vocab_size=size) if model.source_vocab_size is None else model
     known = {} if known is None else known

@@ -9,30 +9,53 @@ import torch
 
 from kilolayer.config import build
 from kilolayer.errors import OptionError, shown
+from kilolayer.layers.initialize import draw_seed, new_tensors
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
+from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.image_encoder import ImageEncoder
+from kilolayer.models.trainable_config import TrainableConfig
 
 SHAPES = {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}
 
 
 def build_model(
-    config: ModelConfig | Mapping[str, Any],
+    config: ModelConfig | TrainableConfig | Mapping[str, Any],
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     seed: int | None = None,
 ) -> Encoder | Decoder | EncoderDecoder:
     """Build the model that `config` describes, with freshly initialized weights; on the meta device, without allocating memory.
 
-    config: a ModelConfig, or the table [model] of a configuration file, as a dict.
+    config: a ModelConfig, or the table [model] of a configuration file, as a dict; or the configuration of a model that
+    a task brings, which is then built.
     seed: fixes the weights; without it, a seed is drawn from torch's default generator.
     """
+    if isinstance(config, TrainableConfig):
+        return _build_own(config, device, dtype, seed)
     if not isinstance(config, ModelConfig):
         config = _read(config)
     kind = SHAPES[config.shape] if config.image is None else ImageEncoder
     return kind.from_config(config, device, dtype, seed)
+
+
+def _build_own(config: TrainableConfig, device: torch.device | str | None, dtype: torch.dtype | None, seed: int | None) -> Any:
+    """Build a model that a task brings: the seed fixes what its constructor draws."""
+    if device is not None:
+        check_device(device)
+    if dtype is not None:
+        check_dtype(dtype)
+    seed = draw_seed() if seed is None else seed
+    on_gpu = device is not None and torch.device(device).type == "cuda"
+    with torch.random.fork_rng([device] if on_gpu else []), new_tensors(device, dtype):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            torch.cuda.manual_seed(seed)
+        model = config.build()
+    model.config = config
+    return model
 
 
 def _read(table: Mapping[str, Any]) -> ModelConfig:

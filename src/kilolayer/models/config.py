@@ -170,6 +170,11 @@ class ModelConfig(LayerOptions):
         )
 
     @property
+    def title(self) -> str:
+        """Recipe and depth in words, for logs and reports."""
+        return f"{self.recipe.title} {self.depths.title}"
+
+    @property
     def widths(self) -> str:
         """The sizes of the layers in words, for logs and reports."""
         experts = f", {self.experts}" if self.experts else ""

@@ -22,6 +22,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.output import NEVER, ScoreBias
+from kilolayer.models.trainable import Trainable
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
 from kilolayer.moe.router import Router
@@ -34,7 +35,7 @@ IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, Exp
 """The modules whose weights `cast_weights` converts to the dtype of matrix products."""
 
 
-class Model(nn.Module):
+class Model(Trainable):
     """A model with its configuration and its seed, which together determine every initial weight."""
 
     config: ModelConfig

@@ -22,7 +22,7 @@ from kilolayer.probe.accumulated import Change, change_over_checkpoints, change_
 from kilolayer.probe.diagnosis import Diagnosis, Settings, measure
 from kilolayer.probe.foreign import diagnose_foreign
 from kilolayer.probe.propagation import Loss
-from kilolayer.probe.subject import starting_model, training_loss
+from kilolayer.probe.subject import require_layers, starting_model, training_loss
 from kilolayer.probe.trial import Trial
 from kilolayer.probe.verdict import judge
 from kilolayer.runs import checkpoint
@@ -87,6 +87,7 @@ def diagnose(
         return judge(measure(source, loss, settings or Settings()))
     if loss is not None or settings is not None:
         raise InputError("loss and settings are those of the run", fix="give them only with a model")
+    require_layers(source.config if isinstance(source, Run) else source)
     if isinstance(source, Run):
         if steps:
             raise InputError("steps applies to a configuration: a run has its checkpoints", fix="remove steps")

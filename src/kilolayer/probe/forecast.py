@@ -15,6 +15,7 @@ from kilolayer.errors import OptionError
 from kilolayer.evaluate.stack_label import as_fraction
 from kilolayer.files.paths import as_path
 from kilolayer.probe.critical_rate import critical_rate
+from kilolayer.probe.subject import require_layers
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.runs.run import cache_folder, choose_device, prepare
 from kilolayer.runs.start import start_of, started_config, vocabulary_of
@@ -129,6 +130,7 @@ def forecast(
                 fix="give rates above 0 and whole numbers of steps",
             )
     whole = config if isinstance(config, RunConfig) else started_config(configuration.load(as_path(config, "config")))
+    require_layers(whole)
     choose_device(whole.train.device)  # before any work
     if task is None:
         task = prepare(whole, cache_folder(), vocabulary_of(start_of(whole), whole))

@@ -6,13 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from kilolayer.errors import InputError
 from kilolayer.models.model import Model
 from kilolayer.runs.run import Run
+from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.task import Batch, Task
 from kilolayer.training.trainer import Trainer
@@ -58,13 +60,23 @@ class BatchLoss:
         return (found.total + found.output.router_loss * found.count).double(), found.count
 
 
+def require_layers(config: RunConfig) -> None:
+    """Raise if the model is a task's own, in which no stack of layers is known."""
+    if config.own_model is not None:
+        raise InputError(
+            f"{registry.get(config.task).title} is a model of its task's own, without a known stack of layers to measure",
+            where=f"task {config.task}",
+            fix="train it, and see its report",
+        )
+
+
 def training_loss(task: Task, seed: int, batches: int, of: Literal["nll", "total"] = "nll") -> BatchLoss:
     """The loss on the first `batches` training batches of a run with this seed."""
     endless = task.training_batches(seed)
     return BatchLoss(task, [next(endless) for _ in range(batches)], of)
 
 
-def starting_model(config: RunConfig, task: Task, device: torch.device) -> Model:
+def starting_model(config: RunConfig, task: Task, device: torch.device) -> Any:
     """The model before the first training step, in fp32. torch's random state is not changed.
 
     config: as returned by `task.resolve`.

@@ -70,6 +70,7 @@ class Trial:
     @property
     def model(self) -> Model:
         """The model after the steps so far."""
+        assert isinstance(self.trainer.model, Model)
         return self.trainer.model
 
     def step(self, lr: float, layers: bool = False) -> Measured:

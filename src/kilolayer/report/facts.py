@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from kilolayer.config import build
 from kilolayer.errors import KilolayerError
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.report.experts_section import experts_summary
 from kilolayer.report.numbers import show_count, show_number
 from kilolayer.report.record import Record, number
@@ -28,18 +28,20 @@ class Fact:
 
 def facts_of(record: Record) -> list[Fact]:
     """Recipe, depth, parameters, best loss, scores, experts and speed, as far as the record has them."""
-    return [*_of_model(record.config), *_of_quality(record), *_of_experts(record), *_of_speed(record)]
+    return [*_of_model(record), *_of_quality(record), *_of_experts(record), *_of_speed(record)]
 
 
-def _of_model(config: dict[str, Any]) -> list[Fact]:
+def _of_model(record: Record) -> list[Fact]:
     """What the [model] table says, where it can be understood."""
-    options = config.get("model")
+    options = record.config.get("model")
     if not isinstance(options, dict):
         return []
     try:
-        model = build(ModelConfig, options)
+        model = build(ModelConfig if record.task is None else record.task.load_config().model_class(), options)
     except KilolayerError:
         return []
+    if isinstance(model, TrainableConfig):
+        return [Fact("Model", model.title), Fact("Parameters", _count(model), model.widths)]
     depths = model.depths
     return [
         Fact("Recipe", model.recipe.title),
@@ -49,10 +51,14 @@ def _of_model(config: dict[str, Any]) -> list[Fact]:
 
 
 def _parameters(model: ModelConfig) -> str:
-    from kilolayer.models.build import build_model
-
     if model.depths.encoder + model.depths.decoder > MOST_COUNTED:
         return "not counted"
+    return _count(model)
+
+
+def _count(model: ModelConfig | TrainableConfig) -> str:
+    from kilolayer.models.build import build_model
+
     return show_count(sum(parameter.numel() for parameter in build_model(model, device="meta", seed=0).parameters()))
 
 

@@ -29,7 +29,7 @@ class EarlyTraining:
     @property
     def model(self) -> Model:
         """The model after the steps so far."""
-        return self.trial.trainer.model
+        return self.trial.model
 
     def later_batches(self, count: int) -> BatchLoss:
         """The loss on the next batches, which training has not seen."""

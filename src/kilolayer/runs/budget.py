@@ -21,6 +21,7 @@ from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.image_encoder import ImageEncoder
 from kilolayer.models.model import Model, cast_weights
+from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
 from kilolayer.moe.router import Router
@@ -28,7 +29,7 @@ from kilolayer.optimizers import registry as optimizers
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.recipes.base import NormSpec
 from kilolayer.runs.chosen_runtime import choose_runtime
-from kilolayer.runtime.activations import kept_bytes
+from kilolayer.runtime.activations import AsWithData, kept_bytes
 from kilolayer.runtime.runtime import Runtime
 
 Precision = Literal["fp32", "bf16"]
@@ -122,11 +123,15 @@ class Budget:
         return 3 * self.forward_flops_per_token
 
 
-def budget(config: ModelConfig, work: Work, rule: UpdateRule | None = None, runtime: Runtime | None = None) -> Budget:
+def budget(
+    config: ModelConfig | TrainableConfig, work: Work, rule: UpdateRule | None = None, runtime: Runtime | None = None
+) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated.
 
     rule: the optimizer's, by default Adam's. runtime: what the model is trained by; by default what a run chooses.
     """
+    if isinstance(config, TrainableConfig):
+        return _own_budget(config, work, rule or optimizers.get(optimizers.DEFAULT))
     width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
     experts = 1 if config.moe is None else config.moe.top_k
     if work.batch * work.length * width * experts > LARGEST_TENSOR:
@@ -179,6 +184,28 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime)
         forward_flops_per_token=flops / (work.batch * work.length),
         training=training,
         decoding=_decoding(config, work, total * size),
+    )
+
+
+def _own_budget(config: TrainableConfig, work: Work, rule: UpdateRule) -> Budget:
+    """The cost of a model that a task brings, which is trained in fp32, from a forward pass on the meta device."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, inputs = build_model(config, device="meta", seed=0), config.inputs(work.batch)
+    with AsWithData(), FlopCounterMode(display=False) as counter:
+        kept = kept_bytes(lambda: model(*inputs), model, Sequences(inputs[0]), None, ())
+    parts: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        part = name.partition(".")[0].replace("_", " ")
+        parts[part] = parts.get(part, 0) + parameter.numel()
+    total, size = sum(parts.values()), RESIDUAL.itemsize
+    return Budget(
+        work=work,
+        parts=parts,
+        active_parameters=total,
+        forward_flops_per_token=counter.get_total_flops() / (work.batch * work.length),
+        training=Training(total * size, total * size, rule.state_bytes(model), kept, kept, 0),
+        decoding=None,
     )
 
 

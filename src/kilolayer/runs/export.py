@@ -98,6 +98,12 @@ def _source_of(run: str | Path | Any) -> Source:
         )
     opened = Run.open(Path(folder))
     chosen = choose(opened.checkpoints, opened.config)
+    if opened.config.own_model is not None:
+        raise InputError(
+            f"{opened.registration.title} is a model of its task's own, which no other software knows",
+            where=str(opened.folder),
+            fix="use it from Python: kl.load(folder).model",
+        )
     model = opened.load_model(torch.device("cpu"), chosen)
     assert isinstance(model, AnyModel)
     steps = ", ".join(map(str, chosen.steps))

@@ -130,6 +130,12 @@ class SavedOrigin:
 
 
 def _check_shape(origin: Origin, task: Registration, what: str) -> None:
+    if task.load_config().brings_model():
+        raise InputError(
+            f"{task.title} cannot start from {what} which is a Transformer",
+            where=f"train.start_from: {origin.folder}",
+            fix="name a run of the same task",
+        )
     shape, trained = origin.model.shape, task.load_config().shape
     if trained not in (None, shape):
         raise InputError(

@@ -31,8 +31,8 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.fold import AnyModel, FoldError, fold
-from kilolayer.models.model import Model
 from kilolayer.models.saved import is_saved
+from kilolayer.models.trainable import Trainable
 from kilolayer.report.metric_rows import read_rows
 from kilolayer.runs import checkpoint
 from kilolayer.runs.chosen import Chosen, choose, load_chosen
@@ -126,20 +126,21 @@ class Run:
         """The vocabulary stored in the run folder; None if its task has none."""
         return self.registration.load().load_vocabulary(self.config, self.folder)
 
-    def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Model:
+    def load_model(self, device: torch.device, chosen: Chosen | None = None) -> Any:
         """Load the trained model."""
         weights = self.weights(self.vocabulary(), chosen)
-        model = build_model(self.config.model, device="meta", seed=0)
-        model.materialize("cpu").load_state_dict(weights)
+        model = build_model(self.config.model, device="cpu", seed=0)
+        model.load_state_dict(weights)
         return self.runtime.bind(model.to(device).eval())
 
-    def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Model:
+    def load_reader(self, device: torch.device, precision: Precision = "fp32", chosen: Chosen | None = None) -> Any:
         """Load the trained model for inference: in plain form if the recipe has one, with matrix products in `precision`."""
         if precision == "int8" and device.type != "cpu":
             cpu = hints.argument("device", "cpu")
             raise OptionError("int8 runs only on the CPU", where=hints.argument("precision"), fix=f"use bf16, or add {cpu}")
         model = self.load_model(device, chosen)
-        assert isinstance(model, AnyModel)
+        if not isinstance(model, AnyModel):  # a task's own
+            return model
         with suppress(FoldError):
             model = fold(model)
         if precision == "bf16":
@@ -214,13 +215,13 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, train=replace(train, precision=choose_precision(train), layers_every=train.layers_distance))
 
 
-def load_weights(model: Model, weights: dict[str, torch.Tensor], where: Path) -> None:
+def load_weights(model: Trainable, weights: dict[str, torch.Tensor], where: Path) -> None:
     """Load weights into a model; a mismatch raises an error that names the tensor."""
     check_fit(model, weights, where)
     model.load_state_dict(weights)
 
 
-def check_fit(model: Model, weights: Mapping[str, torch.Tensor], where: Path) -> None:
+def check_fit(model: Trainable, weights: Mapping[str, torch.Tensor], where: Path) -> None:
     """Raise if the weights belong to another model."""
     if misfit := find_misfit(model.state_dict(), weights):
         raise InputError(

@@ -25,10 +25,13 @@ NOTE = (
 
 
 def cpu_model(given: Mapping[str, Any]) -> Table:
-    """The defaults of [model] for the tables of a run; empty if they or their task set a width, or if it trains on a GPU."""
+    """The defaults of [model] for the tables of a run; empty if they or their task set a width, if the task
+    brings a model of its own, or if it trains on a GPU."""
     train = given.get("train")
     device = train.get("device", "auto") if isinstance(train, Mapping) else "auto"
     try:
+        if RunConfig.choose(given).brings_model():
+            return {}
         model = merge(RunConfig.choose(given).defaults(given), given).get("model", {})
     except KilolayerError:
         return {}  # the caller that builds the configuration reports what is wrong, and where

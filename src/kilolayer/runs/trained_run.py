@@ -41,7 +41,9 @@ class TrainedRun(Displayed):
     _laid_out_by = "kilolayer.report.run_parts"
 
     def __init__(self, run: Run, *, device: str | torch.device = "auto", precision: Precision = "fp32") -> None:
-        allowed = [name for name in get_args(Precision) if name != "int8" or run.config.model.shape != "encoder"]
+        allowed = ["fp32"]
+        if run.config.own_model is None:
+            allowed = [name for name in get_args(Precision) if name != "int8" or run.config.model.shape != "encoder"]
         if precision not in allowed:
             raise unknown(str(precision), allowed, kind="precision")
         self._run, self.device = run, _device_of(device)

@@ -16,13 +16,13 @@ from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.model import Model
+from kilolayer.models.trainable import Trainable
 from kilolayer.runtime.activations import kept_by_plain_layer
 from kilolayer.runtime.reader import PAD, BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-AnyModel = TypeVar("AnyModel", bound=Model)
+AnyModel = TypeVar("AnyModel", bound=Trainable)
 Generator = TypeVar("Generator", bound=EncoderDecoder | Decoder)
 Recompute = Literal["none", "selective", "layer"]
 

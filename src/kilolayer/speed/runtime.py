@@ -15,7 +15,7 @@ from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.models.model import Model
+from kilolayer.models.trainable import Trainable
 from kilolayer.runtime.reader import BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
@@ -32,7 +32,7 @@ from kilolayer.speed.steps import training_form
 from kilolayer.speed.written import unroll_for_cpu
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-AnyModel = TypeVar("AnyModel", bound=Model)
+AnyModel = TypeVar("AnyModel", bound=Trainable)
 Generator = TypeVar("Generator", bound=EncoderDecoder | Decoder)
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from kilolayer.models.model import Model
+from kilolayer.models.trainable import Trainable
 from kilolayer.moe.shard import expert_group
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.compiler import Recompute
@@ -16,7 +16,7 @@ from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
 from kilolayer.speed.operators.kernels import why_no_kernels
 
-AnyModel = TypeVar("AnyModel", bound=Model)
+AnyModel = TypeVar("AnyModel", bound=Trainable)
 
 
 def training_form(
@@ -28,7 +28,7 @@ def training_form(
     return form, GraphRecorder(device, "steps run", say, GraphPool(device)) if records else Recorder(device)
 
 
-def _compile(form: Model, say: Callable[[str], None]) -> bool:
+def _compile(form: Trainable, say: Callable[[str], None]) -> bool:
     """Compile the layers; return whether steps can be recorded."""
     if (reason := why_no_kernels()) is not None:
         say(f"steps run in eager mode, because {reason}")

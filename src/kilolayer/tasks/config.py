@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from kilolayer.config import Table, check, merge, option_paths, table_of
 from kilolayer.errors import OptionError, shown
 from kilolayer.models.config import ModelConfig, Shape
+from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.tasks import registry
 from kilolayer.tasks.resume_rules import ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
@@ -93,14 +94,47 @@ class RunConfig:
                 where="train",
                 fix="name a trained run: train.start_from",
             )
+        if self.own_model is None:
+            self._check_shape()
+        else:
+            self._check_own_model()
+        for wrong, what, where, fix in self.faults():
+            if wrong:
+                raise OptionError(what, where=where, fix=fix)
+
+    @property
+    def own_model(self) -> TrainableConfig | None:
+        """The model that the task brings; None: a Transformer, which [model] describes."""
+        return self.model if isinstance(self.model, TrainableConfig) else None
+
+    @classmethod
+    def brings_model(cls) -> bool:
+        """Whether the task brings a model of its own."""
+        return issubclass(cls.model_class(), TrainableConfig)
+
+    @classmethod
+    def model_class(cls) -> type[ModelConfig | TrainableConfig]:
+        """The class of the table [model]."""
+        return get_type_hints(cls)["model"]
+
+    def _check_shape(self) -> None:
         title, shape = registry.get(self.task).title, self.model.shape
         if self.shape is not None and shape != self.shape:
             others = [each.name for each in registry.all_of() if each.load_config().shape == shape]
             fixes = ["remove model.shape", *(f'set task = "{name}"' for name in others)]
             raise OptionError(f"{title} cannot be trained in the shape {shape!r}", where="model", fix=", or ".join(fixes))
-        for wrong, what, where, fix in self.faults():
-            if wrong:
-                raise OptionError(what, where=where, fix=fix)
+
+    def _check_own_model(self) -> None:
+        """Set and check the options of training that are about layers: a model of the task's own has none that are known."""
+        train = self.train
+        automatic = {"precision": "fp32", "layers_every": 0}
+        chosen = {name: value for name, value in automatic.items() if getattr(train, name) == "auto"}
+        object.__setattr__(self, "train", train := replace(train, **chosen))
+        usual = {**automatic, "layer_decay": 1.0, "recompute": "none", "stop_when_dead": False}
+        for name, value in usual.items():
+            if getattr(train, name) != value:
+                what = f"{name} = {shown(getattr(train, name))} has no effect on {registry.get(self.task).title}"
+                raise OptionError(f"{what}, a model without known layers", where="train", fix=f"remove {name}")
 
     def faults(self) -> Iterator[Fault]:
         """Yield the possible contradictions, and the options that may have no effect."""

@@ -110,13 +110,14 @@ def digest_of(vocabulary: Vocabulary | None) -> str:
 class Loss:
     """The loss of a batch, summed over `count` labels: total is differentiated, nll is reported. All are tensors [].
 
-    output: the model's output, from which training takes the router losses and the residual norms of the layers.
+    output: the model's output, from which training takes the router losses and the residual norms of the layers. A model of the
+    task's own may return anything, which is then given to its `step_sums`.
     """
 
     total: Tensor
     nll: Tensor
     count: Tensor
-    output: ModelOutput
+    output: Any
 
 
 @dataclass(frozen=True)
@@ -199,12 +200,13 @@ class Task(ABC, Generic[Config]):
     def loss(self, model: Any, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """The loss of a batch's parts, computed without reading from the device; hidden_states: ask the model for them too."""
 
-    @abstractmethod
     def model_inputs(self, parts: Sequence[Tensor]) -> tuple[Tensor, ...] | Mapping[str, Tensor]:
         """The model's inputs from a batch's parts, positional or by name, for recipes that are calibrated on data.
 
-        Rows that only fill up a batch are left out.
+        Rows that only fill up a batch are left out. A task that brings a model of its own does not need it.
         """
+        what = "the recipe is calibrated on data, and the task does not say what the model reads of a batch"
+        raise InputError(what, where="model.recipe", fix=f"give {type(self).__name__} model_inputs")
 
     @abstractmethod
     def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:

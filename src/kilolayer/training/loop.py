@@ -238,9 +238,9 @@ def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms 
 
 def _log_start(trainer: Trainer, progress: Progress) -> None:
     size, config, placement = trainer.processes.size, trainer.model.config, trainer.placement
-    parts = [f"{config.recipe.title} {config.depths.title}", config.experts, f"{_millions(placement.parameters)} parameters"]
+    parts = [config.title, f"{_millions(placement.parameters)} parameters"]
     if config.moe is not None:
-        parts.append(f"{_millions(placement.active_parameters)} active")
+        parts[1:] = [config.experts, *parts[1:], f"{_millions(placement.active_parameters)} active"]
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:

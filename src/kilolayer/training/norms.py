@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kilolayer.models.model import Model
 from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
+from kilolayer.models.trainable import Trainable
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
 
@@ -50,7 +50,7 @@ class Meter:
     `logits`: for each layer, the largest logit of self- and of cross-attention so far, fp32 [] each.
     """
 
-    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+    def __init__(self, model: Trainable, optimizer: Optimizer) -> None:
         self.stacks, self.optimizer = model.stacks(), optimizer
         layers = sum(len(stack.blocks) for stack in self.stacks)
         self.found = torch.zeros(3, layers + 1, dtype=torch.float64, device=optimizer.device)
@@ -59,7 +59,7 @@ class Meter:
         self.columns = columns_of(model, optimizer)
 
     @contextmanager
-    def recording_logits(self, form: Model) -> Iterator[None]:
+    def recording_logits(self, form: Trainable) -> Iterator[None]:
         """A context in which the forward passes of `form`, a form of the model, raise `logits`."""
         rest = iter(self.logits)
         stacks = form.stacks()
@@ -125,7 +125,7 @@ def _lowest(device: torch.device) -> Tensor:
     return torch.full((), -torch.inf, device=device)
 
 
-def columns_of(model: Model, optimizer: Optimizer) -> list[Tensor]:
+def columns_of(model: Trainable, optimizer: Optimizer) -> list[Tensor]:
     """The column of each weight's layer, group by group: int64 [weights of the group].
 
     The layers of all stacks are numbered consecutively; one more column follows for weights that belong to no layer.
@@ -136,6 +136,6 @@ def columns_of(model: Model, optimizer: Optimizer) -> list[Tensor]:
 
     def column(name: str) -> int:
         side, *path = name.split(".")
-        return starts[side] + int(path[1]) if path[0] == "blocks" else layers
+        return starts[side] + int(path[1]) if side in starts and path[0] == "blocks" else layers
 
     return [torch.tensor([column(name) for name in group.names], device=optimizer.device) for group in optimizer.groups]

@@ -12,6 +12,7 @@ from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
+from kilolayer.models.trainable import Trainable
 from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
 from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import shard_experts
@@ -57,6 +58,7 @@ class Placement:
     def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
         """Set residual scales from a batch. This needs the whole model, which each process builds temporarily."""
         if not self.shared:
+            assert isinstance(self.model, Model)
             calibrate(self.model, inputs)
             return
         whole = build_model(self.config, device=self.device, seed=self.seed).train()
@@ -68,7 +70,7 @@ class Placement:
         experts = {name for name, _ in expert_parameters(self.model)}
         self.processes.broadcast_(tensor for name, tensor in self.model.state_dict().items() if name not in experts)
 
-    def _build(self) -> Model:
+    def _build(self) -> Trainable:
         if not self.shared:
             return build_model(self.config, device=self.device, seed=self.seed)
         assert self.processes.group is not None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kilolayer.layers.routing import Routing
-from kilolayer.models.model import Model
+from kilolayer.models.outputs import DecoderOutput, EncoderDecoderOutput, EncoderOutput
+from kilolayer.models.trainable import Trainable
 from kilolayer.moe.balance import balanced_routers, update_balance
 from kilolayer.moe.layer import sparse_layers
 
@@ -24,7 +24,7 @@ class RoutingMeter:
     dropped fraction and temperature, summed over batches. A step that is not finite is not counted.
     """
 
-    def __init__(self, model: Model, device: torch.device) -> None:
+    def __init__(self, model: Trainable, device: torch.device) -> None:
         assert model.config.moe is not None
         self.model = model
         self.layers = [_title(name) for name in sparse_layers(model)]
@@ -36,8 +36,10 @@ class RoutingMeter:
         shapes = (count, model.config.moe.experts), (count,), (count, len(NUMBERS)), ()
         self.of_step, self.total = ([torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes] for _ in "ab")
 
-    def record(self, routing: Sequence[Routing]) -> None:
+    def record(self, output: EncoderOutput | DecoderOutput | EncoderDecoderOutput) -> None:
         """Add the routing that a batch's forward pass returned, layer by layer."""
+        routing = output.routing
+        assert routing is not None
         load, tokens, numbers, batches = self.of_step
         load += torch.stack([layer.load for layer in routing])
         tokens += torch.stack([layer.tokens for layer in routing])

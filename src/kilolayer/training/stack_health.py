@@ -11,7 +11,7 @@ import torch
 
 from kilolayer.errors import KilolayerError
 from kilolayer.evaluate.stack_label import DYING, SHARE, Fading, StackCheck, as_fraction, first_layers
-from kilolayer.models.model import Model
+from kilolayer.models.trainable import Trainable
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.norms import columns_of
@@ -27,7 +27,7 @@ class DyingStackError(KilolayerError):
 class StackWatch:
     """Checks the stacks of a run a hundred times, at least ten steps apart. fading: how far each has faded."""
 
-    def __init__(self, model: Model, optimizer: Optimizer, config: TrainConfig) -> None:
+    def __init__(self, model: Trainable, optimizer: Optimizer, config: TrainConfig) -> None:
         self.optimizer, self.config = optimizer, config
         self.depths = {stack.side: len(stack.blocks) for stack in model.stacks()}
         self.columns = columns_of(model, optimizer)
@@ -71,7 +71,7 @@ class StackWatch:
     @torch.no_grad()
     def measure(self, step: int) -> dict[str, StackCheck]:
         """A check of each stack from the running gradients; empty before these are meaningful, or without any."""
-        if int(self.optimizer.taken) < LEAST_UPDATES or (health := self.optimizer.health()) is None:
+        if not self.depths or int(self.optimizer.taken) < LEAST_UPDATES or (health := self.optimizer.health()) is None:
             return {}
         layers = sum(self.depths.values())
         squares, moves = (torch.zeros(layers + 1, dtype=torch.float64, device=self.optimizer.device) for _ in range(2))

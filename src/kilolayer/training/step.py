@@ -11,13 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kilolayer.models.model import Model
+from kilolayer.models.trainable import StepSums, Trainable
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
 from kilolayer.runtime.recorder import WorkItem
 from kilolayer.runtime.runtime import PLAIN, Runtime
-from kilolayer.tasks.task import Batch, Loss
+from kilolayer.tasks.task import Batch, Loss, ModelOutput
 from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
@@ -60,7 +60,7 @@ class Stepper:
 
     def __init__(
         self,
-        model: Model,
+        model: Trainable,
         optimizer: Optimizer,
         config: TrainConfig,
         guard: Guard,
@@ -78,6 +78,7 @@ class Stepper:
         self.loss = loss or partial(token_loss, smoothing=config.label_smoothing)
         self.processes = processes or Processes()
         self.routing = RoutingMeter(model, device) if routing is None and model.config.moe is not None else routing
+        self.sums: list[StepSums] = [each for each in (self.routing, model.step_sums()) if each is not None]
         self.counted_experts = _counted_experts(model, config, say)
         self.totals = torch.zeros(2, device=device)
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
@@ -136,14 +137,13 @@ class Stepper:
         total, out = loss.total, loss.output
         if self.measures:
             self.meter.record_residuals(out)
-        if out.router_loss.requires_grad:  # that of a dense model is a constant 0
+        if isinstance(out, ModelOutput) and out.router_loss.requires_grad:  # that of a dense model is a constant 0
             # It is a mean over the batch and is weighted, like the batch, by its number of labels.
             total = total + out.router_loss * loss.count
         (total * (self.scale * self.share).to(total.dtype)).backward()
         self.totals += torch.stack([total.detach(), loss.nll.detach()])
-        if self.routing is not None:
-            assert out.routing is not None
-            self.routing.record(out.routing)
+        for each in self.sums:
+            each.record(out)
         self.optimizer.collect()
 
     def sum_over_processes(self) -> None:
@@ -151,8 +151,8 @@ class Stepper:
         left = [self.totals, *self.optimizer.shared_sums()]
         if self.measures:
             left.append(self.meter.residuals)
-        if self.routing is not None:
-            left += self.routing.of_step
+        for each in self.sums:
+            left += each.of_step
         self.can_restart = self.processes.size == 1  # other processes would continue
         self.processes.sum_(left)
 
@@ -171,8 +171,8 @@ class Stepper:
         norms = self.optimizer.update(factor, finite, self.measures)
         if norms is not None:
             self.meter.record_update(norms)
-        if self.routing is not None:
-            self.routing.end_step(finite)
+        for each in self.sums:
+            each.end_step(finite)
         self.measured.copy_(torch.stack([*means.double(), *(each.double() for each in (norm, dense, expert))]))
         self.totals.zero_()
         self.optimizer.clear()
@@ -190,8 +190,8 @@ class Stepper:
         self.optimizer.clear()
         self.totals.zero_()
         self.meter.reset()
-        if self.routing is not None:
-            self.routing.discard_step()
+        for each in self.sums:
+            each.discard_step()
         return True
 
     @contextmanager
@@ -207,7 +207,7 @@ class Stepper:
             self.can_restart = True
 
 
-def _counted_experts(model: Model, config: TrainConfig, say: Callable[[str], None]) -> int:
+def _counted_experts(model: Trainable, config: TrainConfig, say: Callable[[str], None]) -> int:
     """The number of experts that SparseClip assumes; with 1 the norm is the plain one."""
     if model.config.moe is None and config.clip == "sparse":
         say('train.clip = "sparse" has no effect on a model without experts')

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.files.tensors import check_alike
 from kilolayer.models.calibrate import TOKENS, joined
+from kilolayer.models.model import Model
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
@@ -141,7 +142,9 @@ class Trainer:
             self.placement.load(saved.model, self.run.folder)
         self.placement.make_equal()
         dtype = DTYPES.get(self.config.precision)
-        precise = {} if dtype is None else self.model.cast_weights(dtype, RESIDUALS[self.config.residual])
+        precise: dict[nn.Parameter, Tensor] = {}
+        if dtype is not None and isinstance(self.model, Model):
+            precise = self.model.cast_weights(dtype, RESIDUALS[self.config.residual])
         self.frozen = {
             name: precise[weight].cpu()
             for name, weight in self.model.named_parameters()
@@ -250,7 +253,7 @@ class Trainer:
 
     def calibrate(self) -> None:
         """Set the residual scales of a recipe that derives them from data; only before the first step."""
-        if self.model.config.recipe.calibration() is None:
+        if not isinstance(self.model, Model) or self.model.config.recipe.calibration() is None:
             return
         position, taken, tokens = self.batches.state(), [], 0
         for _ in range(len(self.batches)):
