@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from kilolayer.models.fold import fold as fold
     from kilolayer.models.head import Head as Head
+    from kilolayer.models.image_encoder import ImageEncoder as ImageEncoder
+    from kilolayer.models.image_input import ImageInput as ImageInput
     from kilolayer.models.saved_model import load_model as load_model
     from kilolayer.models.saved_model import save as save
     from kilolayer.moe.balance import update_balance as update_balance
@@ -56,6 +58,8 @@ _HOMES = {
     "Encoder": "kilolayer.models.encoder",
     "EncoderDecoder": "kilolayer.models.encoder_decoder",
     "Head": "kilolayer.models.head",
+    "ImageEncoder": "kilolayer.models.image_encoder",
+    "ImageInput": "kilolayer.models.image_input",
     "MoE": "kilolayer.moe.config",
     "ModelConfig": "kilolayer.models.config",
     "adapt": "kilolayer.models.adapt.adapt",
@@ -92,6 +96,8 @@ __all__ = [
     "Encoder",
     "EncoderDecoder",
     "Head",
+    "ImageEncoder",
+    "ImageInput",
     "MoE",
     "ModelConfig",
     "TrainedRun",

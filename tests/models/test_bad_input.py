@@ -272,16 +272,18 @@ def test_packed_documents_are_not_decoded_step_by_step() -> None:
 
 def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = {field.name: field for field in dataclasses.fields(kl.ModelConfig)}
-    of_encoders = {"head", "token_types", "output_transform"}
+    of_encoders, of_images = {"head", "token_types", "output_transform"}, {"image"}
+    of_tokens = {"max_length", "pad_id", "tie_embeddings", "scale_embeddings", "token_types"}
     for cls, absent in (
-        (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
-        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_encoders),
-        (kl.EncoderDecoder, {"shape"} | of_encoders),
+        (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_images),
+        (kl.ImageEncoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_tokens),
+        (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_encoders | of_images),
+        (kl.EncoderDecoder, {"shape"} | of_encoders | of_images),
     ):
         parameters = inspect.signature(cls).parameters
         of_converted_models = {"encoder_first_eps", "decoder_first_eps", "first_predicted"}
         assert set(parameters) - {"device", "dtype"} == set(fields) - absent - of_converted_models
-        required = {"vocab_size", "dim", "heads", "ffn_dim", "layers", "encoder_layers", "decoder_layers", "recipe"}
+        required = {"image", "vocab_size", "dim", "heads", "ffn_dim", "layers", "encoder_layers", "decoder_layers", "recipe"}
         for name in set(parameters) & set(fields) - required:
             assert parameters[name].default == fields[name].default, name
         assert parameters["recipe"].default == kl.ModelConfig().recipe.name

@@ -38,7 +38,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="a configuration file [the default values]")
     parser.add_argument("--batch", type=COUNT, help="sequences per batch [as many as fit in batches.tokens, else 64]")
     parser.add_argument(
-        "--length", type=COUNT, help="tokens per sequence, on each side [a language model's text.length, else 64]"
+        "--length",
+        type=COUNT,
+        help="tokens per sequence, on each side [a language model's text.length, an image's patches, else 64]",
     )
     parser.add_argument("--beam", type=COUNT, help="hypotheses per sentence in decoding [as in the search options, else 5]")
     parser.add_argument(
@@ -97,7 +99,8 @@ def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
     from kilolayer.runs.budget import Work
 
     if isinstance(config, PlanConfig):
-        return Work(length=length or Work.length)
+        image = config.model.image
+        return Work(length=length or (Work.length if image is None else image.length))
     usual = config.usual_batch(length)
     return Work(usual.rows, usual.length, usual.beam, scored=usual.scored)
 

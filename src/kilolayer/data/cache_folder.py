@@ -43,10 +43,13 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def built(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`; unless it already exists undamaged, it is first filled by calling `build` with an empty folder."""
+def built(folder: Path, build: Callable[[Path], None], *, trust_times: bool = False) -> Path:
+    """`folder`; unless it already exists undamaged, it is first filled by calling `build` with an empty folder.
+
+    trust_times: files that have not been modified since they were written, by their time stamps, are not read.
+    """
     if kind_of(folder) is not None:
-        fault = damage(folder)
+        fault = damage(folder, trust_times=trust_times)
         if fault is None:
             return folder
         log.warning("%s is damaged (%s): building it again", folder, fault)
@@ -67,11 +70,12 @@ def built(folder: Path, build: Callable[[Path], None]) -> Path:
     return folder
 
 
-def damage(folder: Path) -> str | None:
+def damage(folder: Path, *, trust_times: bool = False) -> str | None:
     """What is wrong with a sealed folder; None if every file is as it was written."""
     try:
         manifest = read_json(folder / MANIFEST, LARGEST_MANIFEST)
         expected = {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+        times = {name: entry.get("modified_ns") for name, entry in manifest["files"].items() if trust_times}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         return f"{MANIFEST} is missing or unreadable"
     try:
@@ -83,7 +87,7 @@ def damage(folder: Path) -> str | None:
                 return f"{name} is not a regular file"
             if found[name].st_size != size:
                 return f"{name} has another size"
-            if sha256(folder / name) != digest:
+            if times.get(name) != found[name].st_mtime_ns and sha256(folder / name) != digest:
                 return f"{name} has another SHA-256"
     except (OSError, InputError) as error:
         return f"it cannot be read: {error}"
@@ -141,7 +145,8 @@ def _seal(draft: Path) -> None:
     files = {}
     for path in sorted(draft.iterdir()):
         sync(path)
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+        written = path.stat()
+        files[path.name] = {"bytes": written.st_size, "sha256": sha256(path), "modified_ns": written.st_mtime_ns}
     (draft / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     sync(draft / MANIFEST)
     sync(draft)

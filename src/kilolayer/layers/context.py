@@ -20,11 +20,13 @@ class Sequences:
 
     states: [batch, length, dim]. real: bool [batch, length], False at padding; None if nothing is padded.
     segments: int [batch, length], the document of each position in packed rows; None if each row is one document.
+    coordinates: int [1 or batch, length, 2], row and column of each position in an image; None in a text.
     """
 
     states: Tensor
     real: Tensor | None = None
     segments: Tensor | None = None
+    coordinates: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class AttentionContext:
 class TokenPositions:
     """The positions of the new tokens and of everything that they may attend to.
 
-    ids: int [1 or batch, new]; key_ids: int [1 or batch, all]; mask: of self-attention, before any position bias.
+    ids: int [1 or batch, new], or [1 or batch, new, 2] in an image; key_ids: the same for all; mask: of self-attention, before
+    any position bias.
     """
 
     ids: Tensor
@@ -67,6 +70,8 @@ class TokenPositions:
 def number_positions(positions: Positions, inputs: Sequences, cache: Cache | None, *, causal: bool) -> TokenPositions:
     """Number the positions of a batch, after those already in `cache`, and extend the cache's padding mask by them."""
     length, device = inputs.states.shape[1], inputs.states.device
+    if inputs.coordinates is not None:
+        return TokenPositions(inputs.coordinates, inputs.coordinates, Mask())
     if cache is not None and inputs.segments is not None:
         raise InputError("packed documents cannot be decoded step by step", fix="give each document its own row")
     if cache is not None:

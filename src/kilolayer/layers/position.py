@@ -48,11 +48,12 @@ def position_ids(length: int, *, device: torch.device, real: Tensor | None, segm
 
 def sinusoids(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
     """[..., length, dim]: sines in the first half and cosines in the second, with the frequencies of Vaswani et al. 2017."""
-    angles = _angles(positions_BL, dim, dtype)
+    angles = rotation_angles(positions_BL, dim, dtype)
     return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
-def _angles(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+def rotation_angles(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
+    """position * base^(-2i/dim), in fp32 or higher precision: [..., length] to [..., length, dim / 2]."""
     precise = torch.promote_types(dtype, torch.float32)
     steps = torch.arange(0, dim, 2, device=positions_BL.device, dtype=precise) / dim
     return positions_BL[..., None].to(precise) * ROTARY_BASE**-steps
@@ -121,7 +122,7 @@ class Rotary(nn.Module):
         self.head_dim, self.decays = head_dim, decays
 
     def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
-        angles = _angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
+        angles = rotation_angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
         if self.decays and dtype == torch.float16:
             raise OptionError("xPos scales keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
         decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None

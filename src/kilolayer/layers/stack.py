@@ -78,16 +78,18 @@ class Stack(nn.Module):
         input_norm: bool = False,
         sparsity: Sparsity | None = None,
         output_factor: float = 1.0,
+        positions: Positions | None = None,
     ) -> None:
         """Build all layers.
 
         final_norm: False omits the recipe's final norm. first_eps: eps of the first norm on the residual, if it differs.
         input_norm: normalize the embedded input even if the recipe does not. output_factor: multiplies the final states.
+        positions: other position encodings than those of a text.
         """
         super().__init__()
         self.side: Side = side
         top = recipe.top(side, depths)
-        self.positions = Positions(options, side)
+        self.positions = Positions(options, side) if positions is None else positions
         self.input_norm = make_norm(NORM if input_norm else norm_spec(recipe.input_norm(side, depths)), options.dim, options)
         self.dropout = nn.Dropout(options.dropout) if options.dropout else nn.Identity()
         self.blocks = nn.ModuleList(

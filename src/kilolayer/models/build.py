@@ -13,6 +13,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.image_encoder import ImageEncoder
 
 SHAPES = {"encoder": Encoder, "decoder": Decoder, "encoder_decoder": EncoderDecoder}
 
@@ -30,7 +31,8 @@ def build_model(
     """
     if not isinstance(config, ModelConfig):
         config = _read(config)
-    return SHAPES[config.shape].from_config(config, device, dtype, seed)
+    kind = SHAPES[config.shape] if config.image is None else ImageEncoder
+    return kind.from_config(config, device, dtype, seed)
 
 
 def _read(table: Mapping[str, Any]) -> ModelConfig:

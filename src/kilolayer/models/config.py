@@ -12,6 +12,7 @@ from kilolayer.config import bounded, convert_fields, strict_class
 from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.options import LayerOptions
 from kilolayer.models.head import Head
+from kilolayer.models.image_input import ImageInput
 from kilolayer.moe.config import MoE
 from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
 
@@ -75,6 +76,9 @@ class ModelConfig(LayerOptions):
     head: Head | None = None
     """Scores whole sequences from an encoder's output: the table [model.head]. Default: logits over the vocabulary at each
     position."""
+    image: ImageInput | None = None
+    """Read images instead of tokens: the table [model.image]. `vocab_size` is then the number of outputs at each patch, and
+    positions are those of rows and columns. Default: the model reads tokens."""
     first_predicted: int = bounded(0, least=0, below=2**24)
     """Lowest token id that can be predicted. The ids below it, special tokens that an imported model's vocabulary does not
     have, get probability 0."""
@@ -85,9 +89,12 @@ class ModelConfig(LayerOptions):
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.image is not None and self.pad_id == 0:
+            object.__setattr__(self, "pad_id", None)
         if self.tie_embeddings is None:
-            object.__setattr__(self, "tie_embeddings", self.shape != "decoder")
+            object.__setattr__(self, "tie_embeddings", self.shape != "decoder" and self.image is None)
         super().__post_init__()
+        self._check_image()
         self._check_depth()
         self._check_vocabulary()
         self._check_final_norm()
@@ -111,6 +118,19 @@ class ModelConfig(LayerOptions):
         names = {each.name for each in dataclasses.fields(cls)}
         options = {name: value for name, value in arguments.items() if name in names}
         return cls(**{**options, "shape": shape})
+
+    @classmethod
+    def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The table [model] with other defaults if the model reads images: an encoder without outputs at each patch.
+
+        Without a class token, its head takes the mean.
+        """
+        image, head = table.get("image", "none"), table.get("head")
+        if image == "none":
+            return table
+        table = {"shape": "encoder", "vocab_size": "none", **table}
+        tokenless = isinstance(image, Mapping) and image.get("class_token") is False
+        return {**table, "head": {"pool": "mean", **head}} if tokenless and isinstance(head, Mapping) else table
 
     @property
     def depths(self) -> Depths:
@@ -176,7 +196,7 @@ class ModelConfig(LayerOptions):
     def _check_head(self) -> None:
         if self.head is not None and self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} cannot have a head", where="head", fix='set shape = "encoder"')
-        if self.head is not None and not self.tie_embeddings:
+        if self.head is not None and not self.tie_embeddings and self.image is None:
             raise OptionError("tie_embeddings has no effect: a head replaces the output table", fix="remove tie_embeddings")
 
     def _check_input(self) -> None:
@@ -186,6 +206,52 @@ class ModelConfig(LayerOptions):
             )
         if self.token_types is not None and self.shape != "encoder":
             raise OptionError(f"the shape {self.shape!r} has no token types", fix="remove token_types")
+
+    def _check_positions(self) -> None:
+        if self.image is None:
+            super()._check_positions()
+            return
+        if self.positions in ("xpos", "t5"):
+            raise OptionError(
+                f"{self.positions} positions are those of a text", fix="for images: learned, sinusoidal, rotary or none"
+            )
+        if self.max_length is not None:
+            raise OptionError("max_length has no effect on a model that reads images", fix="remove it")
+        width = {"sinusoidal": self.dim, "rotary": self.head_dim}.get(self.positions, 4)
+        if width % 4:
+            what = "dim" if self.positions == "sinusoidal" else "a head width (dim / heads)"
+            raise OptionError(
+                f"{self.positions} positions in rows and columns need {what} that 4 divides, not {width}",
+                fix="change dim, heads or positions",
+            )
+
+    def _check_image(self) -> None:
+        """Reject what contradicts images, and the options of tokens, which have no effect on them."""
+        image = self.image
+        if image is None:
+            return
+        if self.shape != "encoder":
+            raise OptionError(f"the shape {self.shape!r} does not read images", where="image", fix='set shape = "encoder"')
+        of_tokens = {
+            "pad_id": self.pad_id is not None,
+            "tie_embeddings": bool(self.tie_embeddings),
+            "scale_embeddings": not self.scale_embeddings,
+            "token_types": self.token_types is not None,
+            "first_predicted": bool(self.first_predicted),
+        }
+        for name in (name for name, given in of_tokens.items() if given):
+            raise OptionError(f"{name} has no effect on a model that reads images", fix="remove it")
+        if self.vocab_size is not None and self.head is not None:
+            raise OptionError(
+                f"vocab_size={self.vocab_size}, outputs at each patch, has no effect on a model with a head",
+                fix="set vocab_size to none",
+            )
+        if self.head is not None and self.head.pool == "first" and not image.class_token:
+            raise OptionError(
+                "a head cannot read the class token of a model without one",
+                where="head",
+                fix='set pool = "mean", or image.class_token = true',
+            )
 
     def _check_output(self) -> None:
         given = {name: bool(getattr(self, name)) for name in ("output_transform", "output_bias", "first_predicted")}
@@ -239,7 +305,7 @@ class ModelConfig(LayerOptions):
     def _check_vocabulary(self) -> None:
         if self.vocab_size is None and self.shape != "encoder":
             raise OptionError("a decoder needs a vocabulary to predict", fix="set vocab_size")
-        if self.vocab_size is None and not (self.tie_embeddings and self.scale_embeddings):
+        if self.vocab_size is None and self.image is None and not (self.tie_embeddings and self.scale_embeddings):
             raise OptionError(
                 "tie_embeddings and scale_embeddings have no effect without a vocabulary", fix="remove them, or set vocab_size"
             )

@@ -65,13 +65,18 @@ class Encoder(Model):
 
     def _allocate(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size
-        self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
-        self.token_types = None if config.token_types is None else TokenTypes(config.token_types, config.dim)
+        self._allocate_input()
         self.encoder = self._stack("encoder")
         self.transform = OutputTransform(config) if config.output_transform else None
         self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
         self.output_bias = self._output_bias()
-        self.head = None if config.head is None else SequenceHead(config.dim, config.head)
+        first = 0 if config.image is None else config.image.first_patch
+        self.head = None if config.head is None else SequenceHead(config.dim, config.head, first)
+
+    def _allocate_input(self) -> None:
+        config, vocab_size = self.config, self.config.vocab_size
+        self.embedding = None if vocab_size is None else self._embedding(vocab_size, "encoder")
+        self.token_types = None if config.token_types is None else TokenTypes(config.token_types, config.dim)
 
     @renamed_arguments(places="positions")
     def forward(
@@ -98,16 +103,18 @@ class Encoder(Model):
         inputs = self._typed(self._read(self.embedding, tokens, embeddings, mask, segments), types)
         if positions is not None:
             self._check_positions(positions, inputs.states)
+        return self._encode(inputs, positions, hidden_states=hidden_states, attention_weights=attention_weights)
+
+    def _encode(
+        self, inputs: Sequences, positions: Tensor | None, *, hidden_states: bool, attention_weights: bool
+    ) -> EncoderOutput:
         out = self.encoder(inputs, hidden_states=hidden_states, attention_weights=attention_weights)
-        if self.head is not None:
-            logits = self.head(out.states, inputs.real)
-        else:
-            logits = self._scores(out.states if positions is None else states_at(out.states, positions))
+        logits = self._logits(out.states, inputs.real, positions)
         return EncoderOutput(out.states, logits, out.router_loss, out.hidden_states, out.routing, out.attention)
 
     def _check_positions(self, positions: Tensor, states: Tensor) -> None:
-        if self.embedding is None or self.head is not None:
-            absent = "without a vocabulary" if self.embedding is None else "with a head"
+        if not self._has_scores or self.head is not None:
+            absent = "with a head" if self._has_scores else "without a vocabulary"
             raise InputError(f"positions has no effect on a model {absent}", fix="read .states at these positions")
         if positions.dtype != torch.int64 or positions.dim() != 2 or len(positions) != len(states):
             raise InputError(
@@ -123,11 +130,20 @@ class Encoder(Model):
             raise InputError("this model has no token types", fix="remove types, or build it with token_types=2")
         return inputs
 
+    @property
+    def _has_scores(self) -> bool:
+        return self.embedding is not None or self.vocabulary is not None
+
+    def _logits(self, states: Tensor, real: Tensor | None, positions: Tensor | None) -> Tensor | None:
+        if self.head is not None:
+            return self.head(states, real)
+        return self._scores(states if positions is None else states_at(states, positions))
+
     def _scores(self, states: Tensor) -> Tensor | None:
-        if self.embedding is None:
+        table = self.vocabulary if self.embedding is None or self.vocabulary is not None else self.embedding.scores
+        if table is None:
             return None
-        states = states if self.transform is None else self.transform(states)
-        return self._finish_scores(self.embedding.scores(states) if self.vocabulary is None else self.vocabulary(states))
+        return self._finish_scores(table(states if self.transform is None else self.transform(states)))
 
 
 def states_at(states: Tensor, positions: Tensor) -> Tensor:

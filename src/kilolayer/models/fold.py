@@ -19,6 +19,7 @@ from kilolayer import recipes
 from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.grid_positions import LearnedGrid
 from kilolayer.layers.norms.base import Norm, norm_class
 from kilolayer.layers.position import LearnedPositions, sinusoids
 from kilolayer.layers.scale import Constant, LayerConstant, LearnedScale
@@ -29,6 +30,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
+from kilolayer.models.image_encoder import ImageEncoder
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.shard import refuse_part
 from kilolayer.recipes.base import NORM, Plan, Side
@@ -49,7 +51,8 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
     """A new plain Post-LN model that computes the same function, with copies of the weights.
 
     max_length: how many positions to write out if a trained residual vector scales sinusoidal positions, which then become a
-    learned table. Intermediate hidden states are scaled; outputs are equal. Raises if the recipe has no such form.
+    learned table; that of an image encoder is as long as its grid. Intermediate hidden states are scaled; outputs are equal.
+    Raises if the recipe has no such form.
     """
     _check(model)
     # A norm on the embedded input takes the first scale, as every norm takes that of the sublayer after it.
@@ -58,12 +61,13 @@ def fold(model: AnyModel, *, max_length: int | None = None) -> AnyModel:
         stack.side: None if normed else _scale(stack.sublayers()[0]) for stack in model.stacks()
     }
     vectors = any(_number(scale) is None for scale in firsts.values() if scale is not None)
-    if vectors and model.embedding is None:
+    if vectors and model.embedding is None and model.config.image is None:
         raise FoldError(
             "a trained residual vector on the first sublayer has no embedding table to go into",
             fix="multiply the embeddings by it yourself, or train with a fixed w",
         )
-    if max_length is not None and not (vectors and model.config.positions == "sinusoidal"):
+    tabulates = vectors and model.config.positions == "sinusoidal" and model.config.image is None
+    if max_length is not None and not tabulates:
         raise FoldError("max_length has no effect here", fix="it applies to trained residual vectors with sinusoidal positions")
     plain = _empty(model, firsts, untied=vectors, max_length=max_length)
     _copy_weights(model, plain)
@@ -118,9 +122,10 @@ def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max
         epsilons = {f"{side}_first_eps": _first_eps(config, side, scale) for side, scale in firsts.items()}
         config = replace(config, **epsilons)
     else:
-        config = replace(config, tie_embeddings=config.head is not None)
+        if config.image is None:
+            config = replace(config, tie_embeddings=config.head is not None)
         if config.positions == "sinusoidal":
-            if max_length is None:
+            if max_length is None and config.image is None:
                 raise FoldError(
                     "a trained residual vector scales the sinusoidal positions, which must become a table",
                     fix="set its length: fold(model, max_length=1024)",
@@ -157,6 +162,8 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
             plain.token_types.weight.mul_(_or_one(scales["encoder"]))
         if plain.vocabulary is not None:
             plain.vocabulary.weight.copy_(source_table if model.vocabulary is None else model.vocabulary.weight)
+    if isinstance(model, ImageEncoder) and isinstance(plain, ImageEncoder):
+        _scale_patches(model, plain, _or_one(scales["encoder"]))
     for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
         table, ours = plain_stack.positions.at_input, stack.positions.at_input
         if isinstance(table, LearnedPositions):
@@ -166,6 +173,16 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
                 positions = torch.arange(len(table.weight), device=table.weight.device)
                 rows = sinusoids(positions, table.weight.shape[1], table.weight.dtype)
             table.weight.copy_(rows * _or_one(scales[stack.side]))
+
+
+def _scale_patches(model: ImageEncoder, plain: ImageEncoder, scale: Tensor | float) -> None:
+    projection = plain.patches.projection
+    projection.weight.mul_(scale[:, None] if isinstance(scale, Tensor) and scale.dim() else scale)
+    for vector in (projection.bias, *plain.patches.parameters(recurse=False)):
+        vector.mul_(scale)
+    if isinstance(plain.positions, LearnedGrid):
+        at_zero = torch.zeros_like(plain.positions.weight)[None]
+        plain.positions.weight.copy_(model.positions(at_zero, model.grid)[0] * scale)
 
 
 def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:

@@ -13,6 +13,8 @@ from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.initialize import draw_seed, initialize, new_tensors
+from kilolayer.layers.patches import PatchProjection
+from kilolayer.layers.position import Positions
 from kilolayer.layers.projection import PreciseProjection, Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
@@ -26,6 +28,9 @@ from kilolayer.recipes.base import Side
 from kilolayer.renamed import renamed_method
 
 logger = logging.getLogger(__name__)
+
+IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, ExpertProjection)
+"""The modules whose weights `cast_weights` converts to the dtype of matrix products."""
 
 
 class Model(nn.Module):
@@ -138,7 +143,11 @@ class Model(nn.Module):
             input_norm=config.embedding_norm,
             sparsity=make_sparsity(config.moe),
             output_factor=config.recipe.output_factor(config.dim) if scored else 1.0,
+            positions=self._stack_positions(side),
         )
+
+    def _stack_positions(self, side: Side) -> Positions:
+        return Positions(self.config, side)
 
     def _embedding(self, vocab_size: int, side: Side) -> Embedding:
         config = self.config
@@ -221,9 +230,9 @@ def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -
     for module in layers.modules():
         if isinstance(module, Router | PreciseProjection):
             continue
-        if isinstance(module, Embedding):
+        if isinstance(module, Embedding | PatchProjection):
             module.states_dtype = residual
-        own = dtype if isinstance(module, Embedding | VocabularyProjection | Projection | ExpertProjection) else residual
+        own = dtype if isinstance(module, IN_PRODUCTS) else residual
         for parameter in module.parameters(recurse=False):
             if parameter.dtype != own:
                 precise[parameter] = parameter.data

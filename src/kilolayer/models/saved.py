@@ -18,6 +18,7 @@ from kilolayer.files.reading import read_text
 from kilolayer.files.tensors import load_tensors, write_tensors
 from kilolayer.files.writing import PART, draft_of, make_folder, move, remove, unwritable, write
 from kilolayer.layers.embedding import Embedding
+from kilolayer.layers.patches import PatchProjection
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.decoder import Decoder
@@ -127,7 +128,8 @@ def _table_of(model: Model) -> configuration.Table:
             f"the model is not the one that its configuration describes: {misfit}",
             fix="save model.state_dict() with safetensors: a module of your own is in no configuration",
         )
-    states = next((module.states_dtype for module in model.modules() if isinstance(module, Embedding)), None)
+    inputs = (module for module in model.modules() if isinstance(module, Embedding | PatchProjection))
+    states = next((module.states_dtype for module in inputs), None)
     return table if states is None else {**table, "states_dtype": str(states).removeprefix("torch.")}
 
 
@@ -148,7 +150,7 @@ def _assign(model: Model, name: str, tensor: Tensor) -> None:
 def _set_states_dtype(model: Model, dtype: torch.dtype | None) -> None:
     """Set the dtype of the states between layers, which in a lowered model differs from that of the embedding table."""
     for module in model.modules():
-        if isinstance(module, Embedding):
+        if isinstance(module, Embedding | PatchProjection):
             module.states_dtype = dtype
 
 

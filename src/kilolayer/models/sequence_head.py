@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from kilolayer.layers.projection import PreciseProjection
@@ -14,26 +13,30 @@ from kilolayer.recipes.role import Role
 class SequenceHead(nn.Module):
     """scores = W_2 dropout(tanh(W_1 pooled + b_1)) + b_2 (Devlin et al. 2019): [batch, length, dim] to [batch, outputs].
 
+    With `pooler="none"`, scores = W_2 dropout(pooled) + b_2. first: where the positions begin of which a mean is taken.
+
     W_1 [dim, dim] and W_2 [outputs, dim] have Xavier initialization. `Model.cast_weights` leaves the head in full precision: it
     costs almost nothing, and in bf16 predicted numbers between 4 and 8 would be 1/32 apart.
     """
 
-    def __init__(self, dim: int, config: Head) -> None:
+    def __init__(self, dim: int, config: Head, first: int = 0) -> None:
         super().__init__()
-        self.pool = config.pool
-        self.dense = PreciseProjection(dim, [(Role.HEAD, dim)], Plan())
+        self.pool, self.first = config.pool, first
+        has_pooler = config.pooler == "tanh"
+        self.dense = PreciseProjection(dim, [(Role.HEAD, dim)], Plan()) if has_pooler else nn.Identity()
+        self.activation = nn.Tanh() if has_pooler else nn.Identity()
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.output = PreciseProjection(dim, [(Role.HEAD, config.outputs)], Plan())
 
     def forward(self, states: Tensor, real: Tensor | None) -> Tensor:
         """states [batch, length, dim] to scores [batch, outputs]; real: bool [batch, length], False at padding."""
-        return self.output(self.dropout(torch.tanh(self.dense(self._pooled(states, real)))))
+        return self.output(self.dropout(self.activation(self.dense(self._pooled(states, real)))))
 
     def _pooled(self, states_BLD: Tensor, real: Tensor | None) -> Tensor:
         if self.pool == "first":
             return states_BLD[:, 0]
         if real is None:
-            return states_BLD.mean(dim=1, dtype=self.dense.weight.dtype)
-        weights_BL1 = real.to(self.dense.weight.dtype)[..., None]
+            return states_BLD[:, self.first :].mean(dim=1, dtype=self.output.weight.dtype)
+        weights_BL1 = real.to(self.output.weight.dtype)[..., None]
         # Rows that only fill up a batch have no real positions; clamp avoids a division by 0.
         return (states_BLD * weights_BL1).sum(dim=1) / weights_BL1.sum(dim=1).clamp(min=1)

@@ -8,7 +8,9 @@ from dataclasses import replace
 from torch import nn
 
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
+from kilolayer.layers.grid_positions import LearnedGrid
 from kilolayer.layers.norms.base import Norm
+from kilolayer.layers.patches import PatchEmbedding, PatchProjection
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import LearnedScale
 from kilolayer.layers.stack import Stack
@@ -69,6 +71,9 @@ def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> s
             return {Role.ROUTER}
         case Embedding():
             return {Part.EMBEDDING}
+        # Their vectors are not scaled by sqrt(dim), as those of an embedding table are; a step moves them as positions.
+        case PatchEmbedding() | PatchProjection() | LearnedGrid():
+            return {Part.POSITIONS}
         case VocabularyProjection():
             return {Part.VOCABULARY}
         case Norm() if usual is Part.SCALE:

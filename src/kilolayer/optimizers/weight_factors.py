@@ -9,6 +9,8 @@ from torch import nn
 
 from kilolayer.errors import InputError
 from kilolayer.layers.embedding import Embedding, TokenTypes
+from kilolayer.layers.grid_positions import LearnedGrid
+from kilolayer.layers.patches import PatchEmbedding
 from kilolayer.layers.position import RelativeBias
 from kilolayer.layers.scale import HeadScale
 from kilolayer.layers.stack import Stack
@@ -62,10 +64,10 @@ def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
     """The factor on the learning rate of each weight: decay^(L - l) in layer l of a stack of L, counted from 1.
 
     The positions and the input norm of a stack are below its first layer and have decay^L. So do the tables of tokens and of
-    sentence types, with the L of the deepest stack, even if the output shares the table. Weights that are not listed have the
-    factor 1: those above all layers, such as a head, a separate output table or a final norm, and those that all layers share,
-    such as DLCL's combination matrix. Models of torch and Transformers that `kl.adapt` supports are counted alike. Without a
-    stack of layers, a decay raises an error.
+    sentence types, with the L of the deepest stack, even if the output shares the table, and the projection, tokens and
+    positions of an image's patches. Weights that are not listed have the factor 1: those above all layers, such as a head, a
+    separate output table or a final norm, and those that all layers share, such as DLCL's combination matrix. Models
+    of torch and Transformers that `kl.adapt` supports are counted alike. Without a stack of layers, a decay raises an error.
     """
     if decay == 1:
         return {}
@@ -78,8 +80,8 @@ def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
             fix="leave it at 1, or give a model of Kilolayer or one that kl.adapt supports",
         )
     for module in model.modules():
-        if stacks and isinstance(module, Embedding | TokenTypes):
-            rates[module.weight] = decay ** max(len(stack.blocks) for stack in stacks)
+        if stacks and isinstance(module, Embedding | TokenTypes | PatchEmbedding | LearnedGrid):
+            rates |= dict.fromkeys(module.parameters(), decay ** max(len(stack.blocks) for stack in stacks))
     for stack in stacks:
         layers = stack.layers()
         rates |= dict.fromkeys([*stack.positions.parameters(), *stack.input_norm.parameters()], decay ** len(layers))

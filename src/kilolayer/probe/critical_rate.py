@@ -23,7 +23,7 @@ def critical_rate(trial: Trial, task: Task) -> float:
     for _ in range(SETTLING):
         trial.step(QUIET)
     trainer = trial.trainer
-    parts = tuple(part.to(trainer.device) for part in next(trainer.batches).parts)
+    parts = task.on_device(tuple(part.to(trainer.device) for part in next(trainer.batches).parts))
     updates = trainer.optimizer.settled_directions()
     weights = {name: weight for name, weight in trainer.model.named_parameters() if name in updates}
     model = trainer.model.eval()

@@ -51,7 +51,8 @@ class BatchLoss:
 
     def _sum(self, model: Model, batch: Batch) -> tuple[Tensor, Tensor]:
         device = next(model.parameters()).device
-        found = self.task.loss(model, [part.to(device) for part in batch.parts], hidden_states=False)
+        parts = self.task.on_device(tuple(part.to(device) for part in batch.parts))
+        found = self.task.loss(model, parts, hidden_states=False)
         if self.of == "nll":
             return found.nll.double(), found.count
         return (found.total + found.output.router_loss * found.count).double(), found.count

@@ -185,7 +185,10 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     tokens = work.batch * work.length
     flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0)
     if config.head is not None:
-        flops = 2.0 * work.batch * config.dim * (config.dim + config.head.outputs)
+        pooler = config.dim if config.head.pooler == "tanh" else 0
+        flops = 2.0 * work.batch * config.dim * (pooler + config.head.outputs)
+    if config.image is not None:
+        flops += 2.0 * tokens * config.dim * config.image.pixels
     # q k^T and its product with v: 4 x dim per query and key; a causal query sees half of the keys on average.
     attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:
@@ -241,7 +244,8 @@ def _layer_inputs(block: Block, config: ModelConfig, work: Work) -> tuple[Sequen
     x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
     real = torch.ones(work.batch, work.length, device="meta", dtype=torch.bool) if config.pad_id is not None else None
     memory = Sequences(torch.empty_like(x, requires_grad=True), real) if isinstance(block, CrossBlock) else None
-    return Sequences(x, real), memory
+    grid = None if config.image is None else torch.zeros(1, work.length, 2, device="meta", dtype=torch.int64)
+    return Sequences(x, real, coordinates=grid), memory
 
 
 def _decoding(config: ModelConfig, work: Work, weights: int) -> Decoding | None:

@@ -182,6 +182,19 @@ class Task(ABC, Generic[Config]):
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches, whose order depends only on the seed and the data."""
 
+    def on_device(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Change the parts of a training batch on the device where the model is, such as by augmentation; by default, nothing.
+
+        It is called before the step, which may be recorded, and may do what a recorded step cannot. Shapes and dtypes must be
+        the same for batches of the same shapes. `loss` and `model_inputs` are given what it returns.
+        """
+        return parts
+
+    @property
+    def changes_on_device(self) -> bool:
+        """Whether the task defines `on_device`."""
+        return type(self).on_device is not Task.on_device
+
     @abstractmethod
     def loss(self, model: Any, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:
         """The loss of a batch's parts, computed without reading from the device; hidden_states: ask the model for them too."""

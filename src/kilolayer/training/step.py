@@ -46,6 +46,7 @@ class StepResult:
 
 LossFunction = Callable[..., Loss]
 """Called with the model, a batch's parts and `hidden_states`, like `Task.loss`."""
+Parts = tuple[Tensor, ...]
 
 
 class Stepper:
@@ -53,7 +54,8 @@ class Stepper:
 
     Each of several `processes` has its own batches; the gradients are summed before the update, which is the same on all.
     loss: the task's loss; by default that of tokens. runtime: makes the form of the model that is trained, and the recorder
-    that runs the pieces of a step, directly or as captured CUDA graphs.
+    that runs the pieces of a step, directly or as captured CUDA graphs. on_device: called with the parts of each batch on the
+    device, before the step, as `Task.on_device`.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class Stepper:
         processes: Processes | None = None,
         loss: LossFunction | None = None,
         runtime: Runtime = PLAIN,
+        on_device: Callable[[Parts], Parts] | None = None,
     ) -> None:
+        self.device, self.on_device = device, on_device
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard = guard
         self.loss = loss or partial(token_loss, smoothing=config.label_smoothing)
@@ -92,23 +96,30 @@ class Stepper:
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
         self.measures, self.can_restart = norms is not None, True
-        self.recorder.run(self._work_items(batches), gradients=True, restart=self.restart, around_capture=self._around_capture)
+        items = self._work_items([self._parts(batch) for batch in batches])
+        self.recorder.run(items, gradients=True, restart=self.restart, around_capture=self._around_capture)
         if norms is not None:
             self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale, self.processes)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
-    def _work_items(self, batches: Sequence[Batch]) -> list[WorkItem]:
+    def _parts(self, batch: Batch) -> Parts:
+        if self.on_device is None:
+            return batch.parts
+        with torch.no_grad():
+            return self.on_device(tuple(each.to(self.device, non_blocking=True) for each in batch.parts))
+
+    def _work_items(self, batches: Sequence[Parts]) -> list[WorkItem]:
         """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update.
 
         An update that cannot be recorded is a piece of its own.
         """
         records = self.optimizer.records
         if len(batches) * self.processes.size == 1 and records:
-            return [WorkItem(("step", self.measures), self.accumulate_and_update, batches[0].parts)]
+            return [WorkItem(("step", self.measures), self.accumulate_and_update, batches[0])]
         return [
-            *(WorkItem(("accumulate", self.measures), self.accumulate, batch.parts) for batch in batches),
+            *(WorkItem(("accumulate", self.measures), self.accumulate, parts) for parts in batches),
             WorkItem(None, self.sum_over_processes),
             WorkItem(("update", self.measures) if records else None, self.update),
         ]

@@ -254,7 +254,7 @@ class Trainer:
             return
         position, taken, tokens = self.batches.state(), [], 0
         for _ in range(len(self.batches)):
-            inputs = self.task.model_inputs(next(self.batches).parts)
+            inputs = self.task.model_inputs(self.task.on_device(next(self.batches).parts))
             # A batch without padding may have no mask: only batches with the same parts are joined.
             if not taken or _part_names(inputs) == _part_names(taken[0]):
                 taken.append(inputs)

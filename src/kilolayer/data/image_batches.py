@@ -1,0 +1,111 @@
+"""Batches of images: shuffled for training, in order for scoring."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kilolayer.data.batches import check_position
+from kilolayer.data.image_set import ImageSet
+
+FILLED = -1
+"""The label of a row that only fills up a batch."""
+
+
+@dataclass(frozen=True)
+class ImageBatch:
+    """Images, as they are in the file. The last batch of an epoch is filled up with black images, which do not count."""
+
+    pixels: Tensor
+    """uint8 [rows, channels, height, width]."""
+    labels: Tensor
+    """int64 [rows], class indices, 0 for images without labels; -1 in rows that fill up the batch."""
+    keys: Tensor
+    """int64 [rows, 2]: the index of the image in its set, and the epoch. What is drawn for an image depends on these alone."""
+    tokens: int
+    """The weight of this batch's mean loss."""
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Pixels, labels and keys."""
+        return self.pixels, self.labels, self.keys
+
+
+class ImageBatches:
+    """An endless iterator over batches of `rows` images; the order of each epoch depends only on (seed, epoch).
+
+    labels_per_image: what a task predicts for an image, such as a number of masked patches: the weight of an image.
+    """
+
+    def __init__(self, images: ImageSet, rows: int, seed: int = 0, *, labels_per_image: int = 1) -> None:
+        self.images, self.rows, self.seed = images, min(rows, len(images)), seed
+        self.labels_per_image = labels_per_image
+        self.epoch, self.index = 0, 0
+        self._planned: tuple[int, np.ndarray] | None = None
+        identity = (seed, images.digest, self.rows)
+        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+
+    def __iter__(self) -> Iterator[ImageBatch]:
+        return self
+
+    def __next__(self) -> ImageBatch:
+        self.skip()
+        members = self._order()[(self.index - 1) * self.rows :][: self.rows]
+        return batch_of(self.images, members, self.rows, self.epoch, self.labels_per_image)
+
+    def skip(self) -> None:
+        """Advance by one batch without reading it."""
+        if self.index >= len(self):
+            self.epoch, self.index = self.epoch + 1, 0
+        self.index += 1
+
+    def __len__(self) -> int:
+        """Number of batches in an epoch, including a last one that may be filled up."""
+        return -(-len(self.images) // self.rows)
+
+    @property
+    def summary(self) -> str:
+        """One line for the log: what was read, what was left out or changed, and how it is batched."""
+        return "; ".join([self.images.title, *self.images.notes, f"batches of {self.rows}"])
+
+    def state(self) -> dict[str, int | str]:
+        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
+        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved position. It must come from the same images, rows and seed."""
+        self.epoch, self.index = check_position(state, self._identity, self.seed)
+
+    def _order(self) -> np.ndarray:
+        """int64 [images]: the order of this epoch."""
+        if self._planned is None or self._planned[0] != self.epoch:
+            order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.images))
+            self._planned = self.epoch, order
+        return self._planned[1]
+
+
+def batch_of(images: ImageSet, members: np.ndarray, rows: int, epoch: int = 0, labels_per_image: int = 1) -> ImageBatch:
+    """The images with indices `members`, int64 [n], filled up to `rows`."""
+    pixels = np.zeros((rows, *images.pixels.shape[1:]), np.uint8)
+    pixels[: len(members)] = images.pixels[members]
+    labels = np.full(rows, FILLED, np.int64)
+    labels[: len(members)] = 0 if images.labels is None else images.labels[members]
+    keys = np.zeros((rows, 2), np.int64)
+    keys[: len(members), 0], keys[:, 1] = members, epoch
+    channels_first = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    return ImageBatch(channels_first, torch.from_numpy(labels), torch.from_numpy(keys), len(members) * labels_per_image)
+
+
+def in_order(images: ImageSet, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, ImageBatch]]:
+    """Every image once, or the first `most`, in order: the indices of each batch, and the batch."""
+    members = np.arange(len(images))[:most]
+    rows = min(rows, len(members))
+    for start in range(0, len(members), rows):
+        few = members[start : start + rows]
+        yield few, batch_of(images, few, rows)
