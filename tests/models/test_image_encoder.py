@@ -12,6 +12,8 @@ import torch.nn.functional as F
 import kilolayer as kl
 from kilolayer.config import build, table_of
 from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.grid_positions import placed
+from kilolayer.layers.patches import to_patches
 from kilolayer.models.config import ModelConfig
 from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.runs.budget import Work, budget
@@ -316,3 +318,86 @@ def test_the_fast_form_runs_its_stack(options: dict[str, Any]) -> None:
     found = form(images, hidden_states=True).hidden_states
     assert found is not None
     assert len(found) == 3
+
+
+DECODER: dict[str, Any] = {"layers": 2, "dim": 8, "heads": 2}
+
+
+def decoding(dtype: torch.dtype = torch.float64, class_token: bool = True, **options: Any) -> kl.ImageEncoder:
+    given: dict[str, Any] = {"vocab_size": 48, "output_bias": True, **options}
+    return image_encoder(dtype, image={"class_token": class_token, "decoder": DECODER}, **given)
+
+
+@pytest.mark.parametrize("class_token", [True, False])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
+def test_a_decoder_predicts_all_patches_from_the_visible_ones(positions: str, class_token: bool) -> None:
+    model, images = decoding(positions=positions, class_token=class_token), pictures()
+    visible = torch.tensor([[4, 0], [2, 3]])
+    found = model.reconstruct(images, visible)
+    assert found.shape == (2, PATCHES, 48)
+    states, weights = model(images, visible=visible).states, dict(model.named_parameters())
+    narrow = states @ weights["decoder_input.weight"].T + weights["decoder_input.bias"]
+    for row in range(2):  # patch by patch, with the stack of the decoder alone
+        patches = [weights["decoder.mask_token"]] * PATCHES
+        for index, patch in enumerate(visible[row].tolist()):
+            patches[patch] = narrow[row, index + class_token]
+        x = torch.stack([*([narrow[row, 0]] if class_token else []), *patches])[None]
+        decoder = model.decoder
+        assert decoder is not None
+        inputs = placed(decoder.positions(x, (2, 3)), (2, 3), int(class_token))
+        top = decoder.encoder(inputs).states[0, int(class_token) :]
+        expected = top @ weights["decoder.vocabulary.weight"].T + weights["decoder.output_bias.weight"]
+        torch.testing.assert_close(found[row], expected, rtol=1e-12, atol=1e-12)
+    changed = images.clone()
+    changed[0, :, :4, 4:8] += 3  # patch 1, which is hidden in image 0
+    assert torch.equal(model.reconstruct(changed, visible)[0], found[0])
+    assert model(images).logits is None
+
+
+@pytest.mark.parametrize("recipe", ["deepnorm", "admin", "complete_p", "pre_ln", "dlcl"])
+def test_a_decoder_has_the_recipe_and_trains(recipe: str, tmp_path: Path) -> None:
+    model = decoding(torch.float32, recipe=recipe)
+    images, visible = pictures(8, dtype=torch.float32), torch.arange(16).view(8, 2) % PATCHES
+    if recipe == "admin":
+        kl.calibrate(model, {"images": images, "visible": visible})
+        scales = {name: tensor for name, tensor in model.state_dict().items() if ".skip." in name}
+        assert len(scales) == 8
+        assert all((scale.mean() - 1).abs() > 1e-6 for name, scale in scales.items() if ".blocks.1." in name)
+    optimizer = torch.optim.AdamW(kl.parameter_groups(model, lr=1e-2, layer_decay=0.9))
+    targets, losses = to_patches(images, 4), []
+    for _ in range(10):
+        loss = F.mse_loss(model.reconstruct(images, visible), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    kl.save(model.eval(), tmp_path / "model")
+    loaded = kl.load_model(tmp_path / "model")
+    assert torch.equal(loaded.reconstruct(images, visible), model.reconstruct(images, visible))
+
+
+def test_a_decoders_weights_are_planned_and_run_fast() -> None:
+    model = decoding(torch.float32)
+    assert model.config.image is not None
+    cost = budget(model.config, Work(4, 3))
+    assert cost.parameters == sum(weight.numel() for weight in model.parameters())
+    assert cost.parts["decoder attention"] == 2 * (8 * 32 + 32)
+    assert cost.training.activations > budget(image_encoder(vocab_size=48).config, Work(4, 3)).training.activations
+    form = kl.fast(model)
+    assert form.decoder is not None
+    assert type(form.decoder.encoder) is FastStack
+
+
+def test_decoders_without_effect_are_refused() -> None:
+    table = {**SIZES, "image": {**IMAGE, "decoder": DECODER}}
+    for more, words in (
+        ({}, "needs vocab_size, and no head"),
+        ({"head": {}}, "needs vocab_size, and no head"),
+        ({"vocab_size": 4, "output_transform": True}, "output_transform has no effect"),
+        ({"vocab_size": 4, "image": {**IMAGE, "decoder": {**DECODER, "heads": 3}}}, "heads=3 does not divide dim=8"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            kl.build_model({**table, **more}, device="meta")
+    with pytest.raises(InputError, match="no decoder"):
+        image_encoder(vocab_size=4).reconstruct(pictures(), torch.zeros(2, 1).long())

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.layers.context import Sequences
 from kilolayer.layers.initialize import KeyedGenerator
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.position import NoPositions, Positions, Rotary, Rotation, rotation_angles, sinusoids
@@ -26,6 +27,11 @@ def coordinates_of(grid: Grid, device: torch.device) -> Tensor:
     """Row and column of each patch, row by row: int64 [patches, 2]."""
     rows, columns = (torch.arange(count, device=device) for count in grid)
     return torch.cartesian_prod(rows, columns)
+
+
+def placed(x: Tensor, grid: Grid, first_patch: int) -> Sequences:
+    """The states of a class token, if there is one, and of all patches, [batch, (1 +) patches, dim], with their coordinates."""
+    return Sequences(x, coordinates=F.pad(coordinates_of(grid, x.device), (0, 0, first_patch, 0))[None])
 
 
 def resampled(weights: Tensor, from_grid: Grid, to_grid: Grid) -> Tensor:

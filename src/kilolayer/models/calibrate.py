@@ -60,17 +60,22 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
             fix="calibrate the whole model first, then call shard_experts",
         )
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
+    # The stacks of a model inside of this one, such as the decoder of an image encoder, if the batch reaches them.
+    inner = [stack for part in model.children() if isinstance(part, Model) for stack in part.stacks()]
+    nested = [_Profile(stack, running=rule == "running") for stack in inner]
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     try:
         with own_torch_state("kl.calibrate", devices), in_mode(model, training=True):
             _run(model, batch)
+        for probe in nested:
+            probe.finish() if probe.has_run else probe.restore()
         return Calibration(**{side: probe.finish() for side, probe in probes.items()})
     except BaseException:
-        for probe in probes.values():
+        for probe in (*probes.values(), *nested):
             probe.restore()
         raise
     finally:
-        for probe in probes.values():
+        for probe in (*probes.values(), *nested):
             probe.remove()
 
 
@@ -108,6 +113,11 @@ class _Profile:
             self.handles.append(sublayer.register_forward_pre_hook(self._before(index)))
             self.handles.append(sublayer.branch.register_forward_hook(self._record_branch))
             self.handles.append(sublayer.register_forward_hook(self._after))
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the pass has reached this stack."""
+        return len(self.scales) > 1
 
     def remove(self) -> None:
         for handle in self.handles:

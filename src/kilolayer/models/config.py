@@ -21,6 +21,8 @@ MOST_PARAMETERS = 10**15
 """A thousand times the largest models; with more, byte counts would overflow."""
 
 
+AS_ENCODER = ("recipe", "activation", "norm", "norm_eps", "qk_norm", "positions", "embedding_norm", "final_norm")
+"""The options that an image encoder's decoder shares with it."""
 DEFAULT_LAYERS = 18
 """Number of layers in each stack if the configuration does not set a depth."""
 
@@ -141,6 +143,29 @@ class ModelConfig(LayerOptions):
         return Depths(0 if self.shape == "decoder" else encoder, 0 if self.shape == "encoder" else decoder)
 
     @property
+    def predicts(self) -> bool:
+        """Whether the last stack's states are scored by an output table."""
+        return self.vocab_size is not None and self.head is None and self.patch_decoder is None
+
+    @property
+    def patch_decoder(self) -> ModelConfig | None:
+        """The configuration of an image encoder's decoder; None without one. It has no experts and no dropout."""
+        if self.image is None or self.image.decoder is None:
+            return None
+        own = self.image.decoder
+        return ModelConfig(
+            shape="encoder",
+            dim=own.dim,
+            heads=own.heads,
+            ffn_dim=4 * own.dim if own.ffn_dim is None else own.ffn_dim,
+            layers=own.layers,
+            vocab_size=self.vocab_size,
+            output_bias=self.output_bias,
+            image=dataclasses.replace(self.image, decoder=None),
+            **{name: getattr(self, name) for name in AS_ENCODER},
+        )
+
+    @property
     def widths(self) -> str:
         """The sizes of the layers in words, for logs and reports."""
         experts = f", {self.experts}" if self.experts else ""
@@ -241,6 +266,8 @@ class ModelConfig(LayerOptions):
         }
         for name in (name for name, given in of_tokens.items() if given):
             raise OptionError(f"{name} has no effect on a model that reads images", fix="remove it")
+        if image.decoder is not None:
+            self._check_decoder()
         if self.vocab_size is not None and self.head is not None:
             raise OptionError(
                 f"vocab_size={self.vocab_size}, outputs at each patch, has no effect on a model with a head",
@@ -252,6 +279,17 @@ class ModelConfig(LayerOptions):
                 where="head",
                 fix='set pool = "mean", or image.class_token = true',
             )
+
+    def _check_decoder(self) -> None:
+        if self.vocab_size is None or self.head is not None:
+            fix = "set vocab_size, or remove the decoder" if self.head is None else "remove it"
+            raise OptionError("a decoder predicts each patch: it needs vocab_size, and no head", where="image.decoder", fix=fix)
+        if self.output_transform:
+            raise OptionError("output_transform has no effect: a decoder gives the outputs", fix="remove it")
+        try:
+            assert self.patch_decoder is not None
+        except OptionError as error:
+            raise error.at("image.decoder") from None
 
     def _check_output(self) -> None:
         given = {name: bool(getattr(self, name)) for name in ("output_transform", "output_bias", "first_predicted")}

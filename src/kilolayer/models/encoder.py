@@ -68,8 +68,9 @@ class Encoder(Model):
         self._allocate_input()
         self.encoder = self._stack("encoder")
         self.transform = OutputTransform(config) if config.output_transform else None
-        self.vocabulary = None if vocab_size is None or config.tie_embeddings else self._vocabulary(vocab_size)
-        self.output_bias = self._output_bias()
+        of_decoder = config.patch_decoder is not None
+        self.vocabulary = None if vocab_size is None or config.tie_embeddings or of_decoder else self._vocabulary(vocab_size)
+        self.output_bias = None if of_decoder else self._output_bias()
         first = 0 if config.image is None else config.image.first_patch
         self.head = None if config.head is None else SequenceHead(config.dim, config.head, first)
 

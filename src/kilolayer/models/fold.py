@@ -94,6 +94,10 @@ def _check(model: AnyModel) -> None:
             fix="give an Encoder, a Decoder or an EncoderDecoder; for a model that kl.adapt has changed, use kl.bake",
         )
     refuse_part(model)
+    if model.config.patch_decoder is not None:
+        raise FoldError(
+            "its decoder has the recipe too", fix="fold a model without image.decoder that has its encoder's weights"
+        )
     recipe, norms = model.config.recipe, norm_class(model.config.norm)
     if not norms.is_homogeneous:
         raise FoldError(

@@ -18,17 +18,20 @@ from kilolayer.config import strict
 from kilolayer.errors import InputError
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.embedding import check_range
-from kilolayer.layers.grid_positions import Grid, StackGridPositions, coordinates_of, make_grid_positions
+from kilolayer.layers.grid_positions import Grid, StackGridPositions, make_grid_positions, placed
 from kilolayer.layers.grid_positions import resampled as resampled  # the name under which tasks know it
 from kilolayer.layers.options import Activation, Positions
 from kilolayer.layers.patches import PatchEmbedding, to_patches
+from kilolayer.layers.projection import Projection
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder, states_at
 from kilolayer.models.head import Head
 from kilolayer.models.image_input import ImageInput
 from kilolayer.models.outputs import EncoderOutput
+from kilolayer.models.patch_decoder import PatchDecoder
 from kilolayer.moe.config import MoE
-from kilolayer.recipes.base import Recipe, Side
+from kilolayer.recipes.base import Plan, Recipe, Side
+from kilolayer.recipes.role import Role
 
 
 class ImageEncoder(Encoder):
@@ -77,17 +80,24 @@ class ImageEncoder(Encoder):
         assert image is not None
         self.image, self.embedding, self.token_types = image, None, None
         gain, table = config.recipe.embedding_gain("encoder", config.depths), config.recipe.init_of(config.depths).table
-        # As scaled token embeddings, patches of normalized pixels start with entries of about the recipe's gain. Tokens and
-        # positions start as other learned vectors at the input do.
+        # As scaled token embeddings, patches of normalized pixels start with entries of about the recipe's gain.
         self.patches = PatchEmbedding(
             image.pixels,
             config.dim,
             class_token=image.class_token,
             mask_token=image.mask_token,
             std=gain * (image.pixels**-0.5 if table is None else table),
-            token_std=config.dim**-0.5 if table is None else table,
+            token_std=self._token_std,
         )
-        self.positions = make_grid_positions(config, image.grid, image.first_patch, self.patches.token_std)
+        self.positions = make_grid_positions(config, image.grid, image.first_patch, self._token_std)
+
+    def _allocate(self) -> None:
+        super()._allocate()
+        decoder = self.config.patch_decoder
+        self.decoder_input = self.decoder = None
+        if decoder is not None:
+            self.decoder_input = Projection(self.config.dim, [(Role.HEAD, decoder.dim)], Plan())
+            self.decoder = PatchDecoder.from_config(decoder, seed=0)
 
     def _stack_positions(self, side: Side) -> StackGridPositions:
         return StackGridPositions(self.config)
@@ -112,7 +122,8 @@ class ImageEncoder(Encoder):
         images: [batch, channels, height, width], floating-point; height and width may differ from those of the configuration.
         masked: bool [batch, patches], True at patches that the mask token replaces.
         visible: int64 [batch, k], the patches that are read; the others are not, and states are [batch, (1 +) k, dim].
-        positions: int64 [batch, k], the patches to predict; logits are then [batch, k, vocab_size], else at each patch.
+        positions: int64 [batch, k], the patches to predict; logits are then [batch, k, vocab_size], else at each patch. With a
+        decoder, logits are what it predicts for each patch from the visible ones.
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
         x, grid = self._embed(images, masked)
@@ -121,7 +132,22 @@ class ImageEncoder(Encoder):
                 raise InputError("positions has no effect on visible patches alone", fix="give masked=, or read .states")
             self._check_positions(positions, x)
         inputs = self._placed(x, grid, visible)
-        return self._encode(inputs, positions, hidden_states=hidden_states, attention_weights=attention_weights)
+        out = self._encode(inputs, positions, hidden_states=hidden_states, attention_weights=attention_weights)
+        if visible is None or self.decoder is None or self.decoder_input is None:
+            return out
+        states = self.decoder_input(out.states).to(out.states.dtype)
+        return replace(out, logits=self.decoder(states, visible, grid))
+
+    def reconstruct(self, images: Tensor, visible: Tensor) -> Tensor:
+        """What the decoder predicts for every patch from the visible ones: [batch, patches, vocab_size].
+
+        images: [batch, channels, height, width]. visible: int64 [batch, k].
+        """
+        if self.decoder is None:
+            raise InputError("this model has no decoder", fix="build it with the table [model.image.decoder]")
+        logits = self(images, visible=visible).logits
+        assert logits is not None
+        return logits
 
     def _embed(self, images: Tensor, masked: Tensor | None) -> tuple[Tensor, Grid]:
         """The embedded patches [batch, patches, dim], without positions, and their grid."""
@@ -132,13 +158,12 @@ class ImageEncoder(Encoder):
 
     def _placed(self, x: Tensor, grid: Grid, visible: Tensor | None) -> Sequences:
         """The class token and the patches with their positions; of the patches, only those that are visible."""
-        x = self.positions(self.patches.with_class_token(x), grid)
-        places = F.pad(coordinates_of(grid, x.device), (0, 0, self.image.first_patch, 0))[None]
+        inputs = placed(self.positions(self.patches.with_class_token(x), grid), grid, self.image.first_patch)
         if visible is not None:
-            read = self._with_class_token(visible, x)
-            x, places = states_at(x, read), places[0][read]
-        inputs = self._read(None, None, x, None, None)
-        return replace(inputs, coordinates=places)
+            read = self._with_class_token(visible, inputs.states)
+            assert inputs.coordinates is not None
+            inputs = Sequences(states_at(inputs.states, read), coordinates=inputs.coordinates[0][read])
+        return replace(self._read(None, None, inputs.states, None, None), coordinates=inputs.coordinates)
 
     def _with_class_token(self, visible: Tensor, x: Tensor) -> Tensor:
         """The indices in x of the class token and of the visible patches: int64 [batch, (1 +) k]."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from kilolayer.config import bounded, check, strict_class
+from kilolayer.config import bounded, check, convert_fields, strict_class
 from kilolayer.errors import OptionError
+from kilolayer.recipes.base import DEEPEST
 
 LARGEST_SIDE = 2**15
 SIDES = re.compile(r"(\d{1,5})x(\d{1,5})")
@@ -26,6 +27,24 @@ def image_sides(size: int | str) -> tuple[int, int]:
 
 @strict_class
 @dataclass(frozen=True, kw_only=True)
+class ImageDecoder:
+    """A small decoder that predicts all patches from the visible ones (MAE); its recipe is that of the encoder."""
+
+    layers: int = bounded(8, least=1, most=DEEPEST)
+    """Number of its layers."""
+    dim: int = bounded(512, least=1, most=2**20)
+    """Width of its residual stream."""
+    heads: int = bounded(16, least=1, most=2**20)
+    """Number of its attention heads; must divide dim."""
+    ffn_dim: int | None = bounded(None, least=1, most=2**24)
+    """Hidden width of its feed-forward networks. Default: 4 dim."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@strict_class
+@dataclass(frozen=True, kw_only=True)
 class ImageInput:
     """Images as sequences of patches, which the encoder reads instead of tokens."""
 
@@ -40,7 +59,12 @@ class ImageInput:
     mask_token: bool = False
     """Have a learned vector that replaces masked patches, to train by masked images."""
 
+    decoder: ImageDecoder | None = None
+    """Predict patches by a decoder that reads the states of the visible ones: the table [model.image.decoder]. Default: none,
+    patches are predicted from their own states."""
+
     def __post_init__(self) -> None:
+        convert_fields(self)
         check(self)
         if any(side % self.patch for side in self.sides):
             near = [max(1, round(side / self.patch)) * self.patch for side in self.sides]

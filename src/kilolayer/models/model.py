@@ -132,7 +132,7 @@ class Model(nn.Module):
 
     def _stack(self, side: Side) -> Stack:
         config = self.config
-        scored = side == config.depths.sides[-1] and config.vocab_size is not None and config.head is None
+        scored = side == config.depths.sides[-1] and config.predicts
         return Stack(
             config,
             config.recipe,
@@ -168,6 +168,12 @@ class Model(nn.Module):
         """The factor on the deviation of the vocabulary's tables, dim^-1/2, from the recipe's initial weights."""
         deviation = self.config.recipe.init_of(self.config.depths).table
         return 1.0 if deviation is None else deviation * self.config.dim**0.5
+
+    @property
+    def _token_std(self) -> float:
+        """The initial deviation of learned vectors at the input of an image model: its tokens and positions."""
+        deviation = self.config.recipe.init_of(self.config.depths).table
+        return self.config.dim**-0.5 if deviation is None else deviation
 
     def _output_bias(self) -> ScoreBias | None:
         size = self.config.vocab_size

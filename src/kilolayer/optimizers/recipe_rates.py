@@ -41,6 +41,8 @@ def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
 def _named_modules(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
     """Every module with its stack, and the part that its weights belong to unless the module says otherwise."""
     for child in model.children():
+        if isinstance(child, Model):  # with rates by its own depth and width
+            continue
         if not isinstance(child, Stack):
             side = _side_of_table(model, child)
             for module in child.modules():

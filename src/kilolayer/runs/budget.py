@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -18,6 +18,7 @@ from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.image_encoder import ImageEncoder
 from kilolayer.models.model import Model, cast_weights
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import idle_parameters
@@ -149,6 +150,13 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime)
     flops = _forward_flops(model.stacks(), config, work)
     kept, recomputed = _activations(model, config, work, runtime)
     logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
+    if isinstance(model, ImageEncoder) and model.decoder is not None:
+        # It reads all patches, also if the encoder does not.
+        inner, whole = model.decoder, replace(work, length=model.image.length, scored=None)
+        flops += _forward_flops(inner.stacks(), inner.config, whole)
+        more, more_recomputed = _activations(inner, inner.config, whole, runtime)
+        kept, recomputed = kept + more, recomputed + more_recomputed
+        logits = whole.scores * (config.vocab_size or 0)
     training = Training(
         weights=total * size,
         gradients=total * size,
@@ -173,7 +181,7 @@ def _parts(model: nn.Module) -> dict[str, int]:
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         owner, *path = name.split(".")
-        sublayer = path[2] if path[0] == "blocks" else ""
+        sublayer = path[path.index("blocks") + 2] if "blocks" in path else ""
         kind = "attention" if sublayer.endswith("attention") else "feed-forward" if sublayer == "feedforward" else "other"
         kind = next((part for part in ("experts", "router") if part in path), kind)
         part = f"{owner} {kind}" if owner in ("encoder", "decoder") else owner.replace("_", " ")
@@ -183,7 +191,7 @@ def _parts(model: nn.Module) -> dict[str, int]:
 
 def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
     tokens = work.batch * work.length
-    flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0)
+    flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0) if config.predicts else 0.0
     if config.head is not None:
         pooler = config.dim if config.head.pooler == "tanh" else 0
         flops = 2.0 * work.batch * config.dim * (pooler + config.head.outputs)
