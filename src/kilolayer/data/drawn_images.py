@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import tarfile
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.image_decoding import require_vision
+from kilolayer.data.images import ImagesConfig
 from kilolayer.files.writing import make_folder
+from kilolayer.terminal import say
 
 SHAPES = ("circle", "cross", "ring", "square", "stripes", "triangle")
 """The classes, sorted. In a label image 0 is the background and n the n-th shape."""
 COUNTS = {"train": 600, "valid": 120, "test": 120}
+FORM = 1
+"""Raised when other images are drawn."""
+ARCHIVE = "drawn.tar"
 SMOOTHING = 4
 """Samples along each axis of a pixel, against jagged edges."""
 
@@ -31,6 +40,27 @@ def drawn_images(folder: Path, size: int = 32, counts: dict[str, int] | None = N
                 path = folder / below / name
                 make_folder(path.parent)
                 Image.fromarray(array).save(path)
+
+
+def given_or_drawn(config: ImagesConfig, cache: Path) -> ImagesConfig:
+    """The configuration itself; or, if it names no training images, one of drawn images, which are kept below `cache`."""
+    if config.train is not None:
+        return config
+    size = min(config.sides)
+
+    def build(draft: Path) -> None:
+        with TemporaryDirectory() as drawn, tarfile.open(draft / ARCHIVE, "w") as archive:
+            drawn_images(Path(drawn), size)
+            archive.add(drawn, "", filter=_without_time)
+
+    folder = built(cache / f"drawn-{content_key([FORM, size, COUNTS])}", build)
+    say("images.train is not given: the run is on drawn shapes, for a first try")
+    return replace(config, **{part: f"{folder / ARCHIVE}:{part}" for part in COUNTS})
+
+
+def _without_time(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.mtime = 0
+    return member
 
 
 def draw(shape: str, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
