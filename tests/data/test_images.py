@@ -265,7 +265,7 @@ def test_a_preparation_that_fails_leaves_nothing(folder: Path, tmp_path: Path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(image_set, "_write_part", fail)
+        patched.setattr(image_set, "write_part", fail)
         with pytest.raises(KeyboardInterrupt):
             find_images(ImagesConfig(train=str(folder), size=8), cache)
     assert not [path.name for path in cache.iterdir() if "images-" in path.name]

@@ -6,6 +6,7 @@ undisturbed one, and batches can be divided in any way; mixup and cutmix also de
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -16,13 +17,15 @@ from torch import Tensor
 from kilolayer.config import bounded, check
 from kilolayer.data.image_draws import beta, beta_quantiles, log_uniform, uniform
 from kilolayer.data.images import normalized
-from kilolayer.data.randaugment import DRAWS, randaugment
+from kilolayer.data.randaugment import COLORS, DRAWS, OPERATIONS, randaugment
 from kilolayer.errors import OptionError, UnusedOptionError
 
 TOP, LEFT, AREA, RATIO, FLIP, ERASED, ERASED_AREA, ERASED_RATIO, ERASED_TOP, ERASED_LEFT, ERASED_NOISE = range(11)
 MIXED, KIND, SHARE, CUT_TOP, CUT_LEFT, PARTNER = range(11, 17)
-OPERATIONS = 17
+OTHERS = 17
 """The numbers of the draws of an image. Those of RandAugment come last, as many as it has operations."""
+IGNORED = 255
+"""The id of pixels of label images that count for nothing."""
 LEAST_ERASED, MOST_ERASED, MOST_ERASED_RATIO = 0.02, 1 / 3, 10 / 3
 """Shares of the area and the ratio of sides of an erased rectangle (Zhong et al. 2020)."""
 
@@ -37,6 +40,8 @@ class AugmentConfig:
     """Pixels of the largest shift, with crop = "pad"."""
     scale: float = bounded(0.08, above=0, most=1)
     """Smallest share of the image's area that is cut out, with crop = "resized"."""
+    largest: float = bounded(1.0, above=0, most=16)
+    """Largest share that is cut out, with crop = "resized". Above 1 the image becomes smaller, and its border is repeated."""
     ratio: float = bounded(4 / 3, least=1, most=100)
     """Largest ratio of the sides of what is cut out, with crop = "resized"."""
     flip: bool = True
@@ -59,6 +64,7 @@ class AugmentConfig:
         needs = {
             "pad": (self.crop == "pad", 'crop = "pad"'),
             "scale": (self.crop == "resized", 'crop = "resized"'),
+            "largest": (self.crop == "resized", 'crop = "resized"'),
             "ratio": (self.crop == "resized", 'crop = "resized"'),
             "magnitude": (self.randaugment > 0, "randaugment"),
             "mixed": (self.mixes, "mixup or cutmix"),
@@ -70,6 +76,9 @@ class AugmentConfig:
                 raise UnusedOptionError(
                     f"{name} has no effect without {needed}", fix=f"remove it, or set {needed}", unused=name, beside=beside
                 )
+
+        if self.scale > self.largest:
+            raise OptionError(f"scale is {self.scale}, but largest is {self.largest}", fix="scale must not be above largest")
 
     @property
     def mixes(self) -> bool:
@@ -102,19 +111,19 @@ class Augment:
 
     def draws(self, keys: Tensor) -> Tensor:
         """All draws of the images: fp32 [rows, draws]."""
-        return uniform(self.seed, keys, OPERATIONS + DRAWS * self.config.randaugment)
+        return uniform(self.seed, keys, OTHERS + DRAWS * self.config.randaugment)
 
     def moved(self, pixels: Tensor, draws: Tensor) -> Tensor:
         """Crop and flip: uint8 of the same shape."""
         rows, columns = coordinates(self.config, draws, *pixels.shape[-2:])
         return sampled(pixels, rows, columns) if self.config.crop == "resized" else gathered(pixels, rows, columns, 0)
 
-    def colored(self, pixels: Tensor, draws: Tensor) -> Tensor:
+    def colored(self, pixels: Tensor, draws: Tensor, operations: tuple[str, ...] = OPERATIONS) -> Tensor:
         """RandAugment: levels from 0 to 255."""
         if not self.config.randaugment:
             return pixels
-        chosen = draws[:, OPERATIONS:].unflatten(1, (self.config.randaugment, DRAWS))
-        return randaugment(pixels.float(), chosen, self.config.magnitude)
+        chosen = draws[:, OTHERS:].unflatten(1, (self.config.randaugment, DRAWS))
+        return randaugment(pixels.float(), chosen, self.config.magnitude, operations)
 
     def erased(self, images: Tensor, draws: Tensor) -> Tensor:
         """Random erasing: noise of all levels in a rectangle of some images."""
@@ -159,6 +168,27 @@ class Augment:
         return found, shares * real[:, None]
 
 
+class PairAugment(Augment):
+    """Changes images and their label images at random: both are moved alike, and only the image changes its colors."""
+
+    def __init__(self, config: AugmentConfig, seed: int) -> None:
+        if config.mixes:
+            raise OptionError("mixup and cutmix have no effect on label images", where="augment", fix="remove them")
+        super().__init__(config, seed)
+
+    def __call__(self, pixels: Tensor, labels: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented images, fp32 [rows, channels, height, width], normalized; and ids, int64 [rows, height, width].
+
+        pixels: uint8 [rows, channels, height, width]. labels: ids, uint8 [rows, height, width]. An id of 255 counts for
+        nothing, and neither does what comes from beyond the border; in what is returned both are -1.
+        """
+        draws = self.draws(keys)
+        rows, columns = coordinates(self.config, draws, *pixels.shape[-2:])
+        ids = gathered(labels.unsqueeze(1), rows, columns, IGNORED)[:, 0].long()
+        images = normalized(self.colored(self.moved(pixels, draws), draws, COLORS))
+        return self.erased(images, draws), torch.where(ids == IGNORED, -1, ids)
+
+
 def coordinates(config: AugmentConfig, draws: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Where each row and each column of the result comes from: fp32 [rows, height] and [rows, width], in pixels."""
     y, x = (torch.arange(side, device=draws.device, dtype=torch.float32) for side in (height, width))
@@ -166,9 +196,9 @@ def coordinates(config: AugmentConfig, draws: Tensor, height: int, width: int) -
         down, right = ((draws[:, each, None] * (2 * config.pad + 1)).floor() - config.pad for each in (TOP, LEFT))
         rows, columns = y + down, x + right
     elif config.crop == "resized":
-        area = config.scale + draws[:, AREA, None] * (1 - config.scale)
+        area = config.scale + draws[:, AREA, None] * (config.largest - config.scale)
         ratio = log_uniform(draws[:, RATIO, None], 1 / config.ratio, config.ratio)
-        tall, wide = ((area * each).sqrt().clamp(max=1) for each in (ratio, 1 / ratio))
+        tall, wide = ((area * each).sqrt().clamp(max=max(1, math.sqrt(config.largest))) for each in (ratio, 1 / ratio))
         rows = ((y + 0.5) * tall + draws[:, TOP, None] * (1 - tall) * height) - 0.5
         columns = ((x + 0.5) * wide + draws[:, LEFT, None] * (1 - wide) * width) - 0.5
     else:

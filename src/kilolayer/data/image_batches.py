@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from kilolayer.data.image_set import ImageSet
 
 FILLED = -1
 """The label of a row that only fills up a batch."""
+Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
@@ -37,27 +39,26 @@ class ImageBatch:
         return self.pixels, self.labels, self.keys
 
 
-class ImageBatches:
-    """An endless iterator over batches of `rows` images; the order of each epoch depends only on (seed, epoch).
+class BatchesOfImages(ABC, Generic[Kind]):
+    """An endless iterator over batches of `rows` images; the order of each epoch depends only on (seed, epoch)."""
 
-    labels_per_image: what a task predicts for an image, such as a number of masked patches: the weight of an image.
-    """
-
-    def __init__(self, images: ImageSet, rows: int, seed: int = 0, *, labels_per_image: int = 1) -> None:
+    def __init__(self, images: ImageSet, rows: int, seed: int = 0) -> None:
         self.images, self.rows, self.seed = images, min(rows, len(images)), seed
-        self.labels_per_image = labels_per_image
         self.epoch, self.index = 0, 0
         self._planned: tuple[int, np.ndarray] | None = None
         identity = (seed, images.digest, self.rows)
         self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
 
-    def __iter__(self) -> Iterator[ImageBatch]:
+    @abstractmethod
+    def batch(self, members: np.ndarray) -> Kind:
+        """The images with indices `members`, int64 [n], filled up to `rows`."""
+
+    def __iter__(self) -> Iterator[Kind]:
         return self
 
-    def __next__(self) -> ImageBatch:
+    def __next__(self) -> Kind:
         self.skip()
-        members = self._order()[(self.index - 1) * self.rows :][: self.rows]
-        return batch_of(self.images, members, self.rows, self.epoch, self.labels_per_image)
+        return self.batch(self._order()[(self.index - 1) * self.rows :][: self.rows])
 
     def skip(self) -> None:
         """Advance by one batch without reading it."""
@@ -90,6 +91,20 @@ class ImageBatches:
         return self._planned[1]
 
 
+class ImageBatches(BatchesOfImages[ImageBatch]):
+    """An endless iterator over batches of `rows` images.
+
+    labels_per_image: what a task predicts for an image, such as a number of masked patches: the weight of an image.
+    """
+
+    def __init__(self, images: ImageSet, rows: int, seed: int = 0, *, labels_per_image: int = 1) -> None:
+        super().__init__(images, rows, seed)
+        self.labels_per_image = labels_per_image
+
+    def batch(self, members: np.ndarray) -> ImageBatch:
+        return batch_of(self.images, members, self.rows, self.epoch, self.labels_per_image)
+
+
 def batch_of(images: ImageSet, members: np.ndarray, rows: int, epoch: int = 0, labels_per_image: int = 1) -> ImageBatch:
     """The images with indices `members`, int64 [n], filled up to `rows`."""
     pixels = np.zeros((rows, *images.pixels.shape[1:]), np.uint8)
@@ -104,8 +119,12 @@ def batch_of(images: ImageSet, members: np.ndarray, rows: int, epoch: int = 0, l
 
 def in_order(images: ImageSet, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, ImageBatch]]:
     """Every image once, or the first `most`, in order: the indices of each batch, and the batch."""
+    for members in members_in_order(images, rows, most):
+        yield members, batch_of(images, members, min(rows, len(images)))
+
+
+def members_in_order(images: ImageSet, rows: int, most: int | None = None) -> Iterator[np.ndarray]:
+    """The indices of every image once, or of the first `most`: int64 [rows], the last ones fewer."""
     members = np.arange(len(images))[:most]
-    rows = min(rows, len(members))
     for start in range(0, len(members), rows):
-        few = members[start : start + rows]
-        yield few, batch_of(images, few, rows)
+        yield members[start : start + rows]

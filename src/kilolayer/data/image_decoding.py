@@ -21,6 +21,11 @@ LEFT_OUT = {
     "other": "not image files by their names: left out",
     "broken": "cannot be decoded: left out",
     "float": "pixels are not whole numbers: left out",
+    "unlabelled": "without a label image of the same name: left out",
+    "unpaired": "label images without an image of the same name: left out",
+    "sizes": "with a label image of another size: left out",
+    "labels_broken": "with a label image that cannot be decoded: left out",
+    "labels_colored": "with a label image of colors in place of ids: left out",
 }
 CHANGED = {
     "grey": "grey: read as equal channels",
@@ -93,3 +98,40 @@ def _plain(image: Image.Image, channels: int) -> tuple[Image.Image, list[str]]:
         reasons.append("cmyk")
     target = "L" if channels == 1 else "RGB"
     return image if image.mode == target else image.convert(target), reasons
+
+
+def decode_ids(data: bytes, height: int, width: int) -> tuple[np.ndarray | None, str | None]:
+    """The ids of a label image, uint8 [height, width], by the nearest pixel; or None, and the reason why it is left out.
+
+    Ids are the levels of a grey image, or the numbers of a palette's colors; an id above 255 is read as 255.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            values = np.asarray(image)
+        if values.ndim == 3 and (values == values[..., :1]).all():
+            values = values[..., 0]
+        if values.ndim != 2 or values.dtype.kind == "f":
+            return None, "labels_colored"
+        ids = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        return np.asarray(ImageOps.fit(ids, (width, height), Image.Resampling.NEAREST)), None
+    except MemoryError:
+        raise
+    except Exception:
+        return None, "labels_broken"
+
+
+def size_of(data: bytes) -> tuple[int, int] | None:
+    """Width and height of an image as it is shown; None if it cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            turned = image.getexif().get(ORIENTATION, 1) in range(5, 9)
+            width, height = image.size
+            return (height, width) if turned else (width, height)
+    except MemoryError:
+        raise
+    except Exception:
+        return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,14 +26,16 @@ from kilolayer.terminal import counted
 FORM = 1
 """Raised when the files of a cached set, or the way images are decoded, change."""
 LARGEST_DESCRIPTION = 1 << 30
-AT_ONCE = 64
-"""Images that a thread decodes before it is given others."""
+AT_ONCE, BYTES_AT_ONCE = 64, 1 << 24
+"""Images that a thread decodes before it is given others, and their bytes."""
 MOST_NAMED = 5
 """Names that are listed for each reason."""
 DIGEST_BYTES = 16
 PIXELS, DIGESTS, DESCRIPTION = "pixels", "digests", "json"
 KEPT, HELD = "kept", "held"
 """The two parts of a set of which a share is held out."""
+NOTHING: dict[str, Any] = {"faults": {}, "named": {}, "empty": []}
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,8 @@ class ImageSet:
             self.names: list[str] = description["names"]
             self._faults = Faults(Counter(description["faults"]), description["named"])
             self.empty_folders: list[str] = description["empty"]
-            self.pixels: np.ndarray = _mapped(folder / f"{part}.{PIXELS}", tuple(description["shape"]))
-            self.digests: np.ndarray = _mapped(folder / f"{part}.{DIGESTS}", (len(self.names), DIGEST_BYTES))
+            self.pixels: np.ndarray = mapped(folder / f"{part}.{PIXELS}", tuple(description["shape"]))
+            self.digests: np.ndarray = mapped(folder / f"{part}.{DIGESTS}", (len(self.names), DIGEST_BYTES))
             self._content = str(read_json(folder / MANIFEST)["files"][f"{part}.{PIXELS}"]["sha256"])
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise InputError(
@@ -130,24 +133,17 @@ def class_of(name: str) -> str:
     return name.partition("/")[0] if "/" in name else ""
 
 
-def open_images(
-    source: ImageSource, height: int, width: int, channels: int, cache: Path, share: float = 0.0
-) -> tuple[Callable[..., ImageSet], Callable[..., ImageSet] | None]:
-    """Decode the images of a source, once; a function for those kept, and one for the share of each class held out.
+def prepared_images(source: ImageSource, shape: tuple[int, int, int], cache: Path, share: float = 0.0) -> Path:
+    """The cached folder of the decoded images of a source; it is made unless it is there.
 
-    The functions take the classes and open the set.
+    shape: height, width and channels. share: of each class, held out.
     """
-    settings = ["images", FORM, source.identity(cache), source.inner, height, width, channels, share]
+    settings = ["images", FORM, source.identity(cache), source.inner, *shape, share]
 
     def build(draft: Path) -> None:
-        write_images(source, draft, (height, width, channels), share)
+        write_images(source, draft, shape, share)
 
-    folder = built(cache / f"images-{content_key(settings)}", build, trust_times=True)
-
-    def opener(part: str) -> Callable[..., ImageSet]:
-        return lambda classes=(): ImageSet(folder, part, str(source), classes)
-
-    return opener(KEPT), opener(HELD) if share else None
+    return built(cache / f"images-{content_key(settings)}", build, trust_times=True)
 
 
 def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int], share: float) -> None:
@@ -155,43 +151,31 @@ def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int],
     faults, names, folders = Faults(), [], set()
     arrived = folder / "arrived"
     with open(arrived, "wb") as file:
-        for entry, (pixels, reasons) in decoded(_images_of(source, faults, folders), shape):
+        files = image_files(source, faults, folders)
+        for name, (pixels, reasons) in decoded(files, lambda data: decode(data, *shape), math.prod(shape)):
             for reason in reasons:
-                faults.add(reason, entry.name)
+                faults.add(reason, name)
             if pixels is not None:
                 file.write(pixels.data)
-                names.append(entry.name)
+                names.append(name)
     if not names:
-        lines = faults.lines()
-        raise InputError(
-            f"there is no image here{': ' + '; '.join(lines) if lines else ''}",
-            where=str(source),
-            fix=f"name a folder with files that end in {', '.join(SUFFIXES[:3])}, ..., or an archive of one",
-        )
-    _check_names(names, source)
-    array = _mapped(arrived, (len(names), *shape))
-    held = held_out(names, share)
-    kept = sorted(set(range(len(names))) - held, key=lambda index: names[index])
+        raise nothing_found(source, faults)
+    check_names(names, source)
+    array = mapped(arrived, (len(names), *shape))
+    kept, held = divided(names, share)
     description = {
         "faults": faults.counts,
         "named": faults.names,
         "empty": sorted(folders - {class_of(name) for name in names}),
     }
-    _write_part(folder, KEPT, array, kept, names, description)
+    write_part(folder, KEPT, array, kept, names, description)
     if share:
-        if not held or not kept:
-            raise InputError(
-                f"a share of {share:g} of {len(names)} images leaves none for validation or training",
-                where="images.valid_share",
-                fix="set another share, or name images.valid",
-            )
-        nothing = {"faults": {}, "named": {}, "empty": []}
-        _write_part(folder, HELD, array, sorted(held, key=lambda index: names[index]), names, nothing)
+        write_part(folder, HELD, array, held, names, NOTHING)
     del array
     arrived.unlink()
 
 
-def _write_part(
+def write_part(
     folder: Path, part: str, array: np.ndarray, order: Sequence[int], names: Sequence[str], description: dict[str, Any]
 ) -> None:
     with open(folder / f"{part}.{PIXELS}", "wb") as pixels, open(folder / f"{part}.{DIGESTS}", "wb") as digests:
@@ -202,36 +186,48 @@ def _write_part(
     (folder / f"{part}.{DESCRIPTION}").write_text(json.dumps(own | description))
 
 
-def held_out(names: Sequence[str], share: float) -> set[int]:
-    """The indices of the images that are held out: of each class the same share, drawn by the names alone."""
+def divided(names: Sequence[str], share: float) -> tuple[list[int], list[int]]:
+    """The indices of the images kept, and of those held out: of each class the same share, drawn by the names alone.
+
+    Both are in the order of the names.
+    """
     groups: dict[str, list[int]] = {}
     for index, name in enumerate(names):
         groups.setdefault(class_of(name), []).append(index)
-    drawn = (
-        {index: hashlib.sha256(name.encode(errors="surrogateescape")).digest() for index, name in enumerate(names)}
-        if share
-        else {}
+    drawn = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() if share else b"" for name in names]
+    held = {index for group in groups.values() for index in sorted(group, key=drawn.__getitem__)[: round(share * len(group))]}
+    if share and not 0 < len(held) < len(names):
+        raise InputError(
+            f"a share of {share:g} of {len(names)} images leaves none for validation or training",
+            where="images.valid_share",
+            fix="set another share, or name images.valid",
+        )
+    order = sorted(range(len(names)), key=names.__getitem__)
+    return [index for index in order if index not in held], [index for index in order if index in held]
+
+
+def nothing_found(source: ImageSource, faults: Faults) -> InputError:
+    """The error for a source without any image that can be used."""
+    return InputError(
+        ": ".join(["there is no image here", *(["; ".join(faults.lines())] if faults.counts else [])]),
+        where=str(source),
+        fix=f"name a folder with files that end in {', '.join(SUFFIXES[:3])}, ..., or an archive of one",
     )
-    return {
-        index
-        for group in groups.values()
-        if share
-        for index in sorted(group, key=drawn.__getitem__)[: round(share * len(group))]
-    }
 
 
-def decoded(
-    entries: Iterable[Entry], shape: tuple[int, int, int]
-) -> Iterator[tuple[Entry, tuple[np.ndarray | None, list[str]]]]:
-    """Decode the files of an iterator by several threads, in order; few are in memory at once."""
+def decoded(entries: Iterable[Entry], decode: Callable[[bytes], Result], size: int) -> Iterator[tuple[str, Result]]:
+    """The name of each file and what is decoded from it, by several threads, in order.
+
+    size: bytes of a decoded file; few are in memory at once.
+    """
     threads = max(1, min(8, os.cpu_count() or 1))
 
-    def work(chunk: list[Entry]) -> list[tuple[Entry, tuple[np.ndarray | None, list[str]]]]:
-        return [(Entry(entry.name, None), decode(entry.data or b"", *shape)) for entry in chunk]
+    def work(chunk: list[Entry]) -> list[tuple[str, Result]]:
+        return [(entry.name, decode(entry.data or b"")) for entry in chunk]
 
-    waiting: deque[Future[list[tuple[Entry, tuple[np.ndarray | None, list[str]]]]]] = deque()
+    waiting: deque[Future[list[tuple[str, Result]]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        for chunk in _chunks(entries):
+        for chunk in _chunks(entries, max(1, min(AT_ONCE, BYTES_AT_ONCE // size))):
             waiting.append(pool.submit(work, chunk))
             if len(waiting) > 2 * threads:
                 yield from waiting.popleft().result()
@@ -239,19 +235,19 @@ def decoded(
             yield from future.result()
 
 
-def _chunks(entries: Iterable[Entry], most_bytes: int = 1 << 24) -> Iterator[list[Entry]]:
+def _chunks(entries: Iterable[Entry], most: int) -> Iterator[list[Entry]]:
     chunk, size = [], 0
     for entry in entries:
         chunk.append(entry)
         size += len(entry.data or b"")
-        if len(chunk) >= AT_ONCE or size >= most_bytes:
+        if len(chunk) >= most or size >= BYTES_AT_ONCE:
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
 
 
-def _images_of(source: ImageSource, faults: Faults, folders: set[str]) -> Iterator[Entry]:
+def image_files(source: ImageSource, faults: Faults, folders: set[str]) -> Iterator[Entry]:
     """The image files of a source, by their names; others are counted. Adds each first folder to `folders`."""
     for entry in source.entries():
         if above := class_of(entry.name):
@@ -264,7 +260,7 @@ def _images_of(source: ImageSource, faults: Faults, folders: set[str]) -> Iterat
         yield entry
 
 
-def _check_names(names: Sequence[str], source: ImageSource) -> None:
+def check_names(names: Sequence[str], source: ImageSource) -> None:
     """Raise if a name cannot be stored, or occurs twice, as it may in an archive."""
     seen: set[str] = set()
     for name in names:
@@ -273,7 +269,7 @@ def _check_names(names: Sequence[str], source: ImageSource) -> None:
         seen.add(name)
 
 
-def _mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    if path.stat().st_size != int(np.prod(shape)):
+def mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    if path.stat().st_size != math.prod(shape):
         raise ValueError(f"{path.name} has another size")
     return np.memmap(path, np.uint8, "r", shape=shape)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kilolayer.config import bounded, check
 from kilolayer.data.image_decoding import require_vision
-from kilolayer.data.image_set import ImageSet, class_of, open_images
+from kilolayer.data.image_set import HELD, KEPT, ImageSet, class_of, prepared_images
 from kilolayer.data.image_source import ImageSource
 from kilolayer.errors import InputError, OptionError, UnusedOptionError, shown
 from kilolayer.terminal import say
@@ -67,6 +67,11 @@ class ImagesConfig:
         """Height and width in pixels."""
         return height_and_width(self.size)
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Height, width and channels."""
+        return *self.sides, self.channels
+
     def absolute(self) -> dict[str, str]:
         """The fields that name folders or archives, with absolute paths, which a run stores."""
         given = {name: getattr(self, name) for name in self.sources()}
@@ -116,18 +121,15 @@ def find_images(config: ImagesConfig, cache: Path, *, labelled: bool = True) -> 
         raise OptionError(
             "no training images are given", where="images", fix="set images.train: a folder with a folder for each class"
         )
-    height, width = config.sides
-    train, held = open_images(ImageSource.parse(config.train), height, width, config.channels, cache, config.valid_share)
-    unlabelled = train()
-    classes = classes_of(unlabelled, config.classes) if labelled else ()
-    parts = {"train": train(classes)}
-    if held is not None:
-        parts["valid"] = held(classes)
-    for name, text in (("valid", config.valid), ("test", config.test)):
-        if text is not None:
-            opened, _ = open_images(ImageSource.parse(text), height, width, config.channels, cache)
-            parts[name] = opened(classes)
-    notes = tuple(note for name, part in parts.items() for note in _notes(name, part, parts["train"], labelled))
+    sources = {name: ImageSource.parse(text) for name in ("train", "valid", "test") if (text := getattr(config, name))}
+    share = {"train": config.valid_share}
+    folders = {name: prepared_images(source, config.shape, cache, share.get(name, 0.0)) for name, source in sources.items()}
+    train = ImageSet(folders["train"], KEPT, str(sources["train"]))
+    classes = classes_of(train, config.classes) if labelled else ()
+    parts = {name: ImageSet(folder, KEPT, str(sources[name]), classes) for name, folder in folders.items()}
+    if config.valid_share:
+        parts["valid"] = ImageSet(folders["train"], HELD, str(sources["train"]), classes)
+    notes = tuple(note for name, part in parts.items() for note in part_notes(name, part, parts["train"]))
     for note in notes:
         say(note)
     return ImageParts(parts["train"], parts.get("valid"), parts.get("test"), notes)
@@ -136,9 +138,9 @@ def find_images(config: ImagesConfig, cache: Path, *, labelled: bool = True) -> 
 def read_images(text: str, config: ImagesConfig, cache: Path) -> ImageSet:
     """Other labelled images than the run's own, whose classes must be known."""
     require_vision()
-    opened, _ = open_images(ImageSource.parse(text), *config.sides, config.channels, cache)
-    part = opened(config.classes)
-    for note in _notes("test", part, None, bool(config.classes)):
+    source = ImageSource.parse(text)
+    part = ImageSet(prepared_images(source, config.shape, cache), KEPT, str(source), config.classes)
+    for note in part_notes("test", part):
         say(note)
     return part
 
@@ -182,9 +184,10 @@ def normalized(pixels: Tensor) -> Tensor:
     return pixels.float() / 127.5 - 1
 
 
-def _notes(part: str, images: ImageSet, train: ImageSet | None, labelled: bool) -> list[str]:
+def part_notes(part: str, images: ImageSet, train: ImageSet | None = None) -> list[str]:
+    """What is to be said about a part: what was left out or changed, classes without images, images of the training set."""
     notes = [f"images.{part}: {line}" for line in images.notes]
-    if labelled and images.labels is not None:
+    if images.labels is not None:
         present = {images.classes[label] for label in set(images.labels.tolist())}
         if absent := [name for name in images.classes if name not in present]:
             notes.append(

@@ -27,6 +27,8 @@ OPERATIONS = (
     "translate_x",
     "translate_y",
 )
+COLORS = tuple(name for name in OPERATIONS if name != "rotate" and not name.startswith(("shear", "translate")))
+"""The operations that leave every pixel in its place."""
 DRAWS = 2
 """Draws for each operation of an image: which, and in which direction."""
 STRONGEST = 10.0
@@ -35,13 +37,15 @@ DEGREES, SHEAR, SHIFT, BLEND, BITS = 30.0, 0.3, 0.45, 0.9, 4
 and lowest bits removed."""
 
 
-def randaugment(levels: Tensor, draws: Tensor, magnitude: float) -> Tensor:
+def randaugment(levels: Tensor, draws: Tensor, magnitude: float, operations: tuple[str, ...] = OPERATIONS) -> Tensor:
     """Apply operations to images, one after the other.
 
     levels: fp32 [rows, channels, height, width], whole numbers from 0 to 255. draws: uniform, fp32 [rows, operations, 2].
+    operations: those to choose from.
     """
+    numbers = torch.tensor([OPERATIONS.index(name) for name in operations], device=levels.device)
     for each in draws.unbind(1):
-        operation = (each[:, 0] * len(OPERATIONS)).long()
+        operation = numbers[(each[:, 0] * len(operations)).long()]
         sign = torch.where(each[:, 1] < 0.5, -1.0, 1.0)
         levels = apply(levels, operation, sign * magnitude / STRONGEST)
     return levels
