@@ -61,6 +61,11 @@ class ImageSource:
     def __str__(self) -> str:
         return f"{self.path}:{self.inner}" if self.inner else str(self.path)
 
+    @property
+    def is_archive(self) -> bool:
+        """Whether the name is that of an archive."""
+        return ARCHIVE.match(str(self.path)) is not None
+
     def absolute(self) -> str:
         """The text that names this source wherever the command is started."""
         return str(ImageSource(storable(self.path), self.inner))
@@ -100,7 +105,7 @@ class ImageSource:
         if kind is None:
             fix = f"check the path{did_you_mean(self.path)}"
             raise InputError("there is no such folder or archive", where=str(self.path), fix=fix)
-        if kind != "folder" and not ARCHIVE.match(str(self.path)):
+        if kind != "folder" and not self.is_archive:
             fix = "name a folder, or a .tar, .tar.gz or .tar.xz"
             raise InputError("this is neither a folder nor an archive", where=str(self.path), fix=fix)
         return "folder" if kind == "folder" else "archive"

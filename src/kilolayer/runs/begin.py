@@ -13,6 +13,7 @@ from kilolayer.data.tokenizer import DEFAULT_SIZE, TokenizerConfig
 from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import resolve
 from kilolayer.models.build import build_model
+from kilolayer.models.regrid import regridded
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.changes import changes_between, check_changes
 from kilolayer.runs.last_saved import all_deleted
@@ -159,7 +160,8 @@ def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
             fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model cannot be made sparse",
         )
     theirs, ours = (build_model(each, device="meta", seed=0) for each in (start.model, config.model))
-    check_fit(ours, task.adopt(theirs.state_dict(), ours.state_dict()), start.folder)
+    weights = regridded(theirs.state_dict(), start.model, config.model)
+    check_fit(ours, task.adopt(weights, ours.state_dict()), start.folder)
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:

@@ -15,6 +15,7 @@ from kilolayer.errors import InputError
 from kilolayer.files.tensors import check_alike
 from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.models.model import Model
+from kilolayer.models.regrid import regridded
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
@@ -162,7 +163,8 @@ class Trainer:
             self.calibrate()
             return
         start, own = open_origin(Path(self.config.start_from)), self.model.state_dict()
-        self.placement.load(self.task.adopt(start.weights(self.task.vocabulary, own), own), start.folder)
+        weights = regridded(start.weights(self.task.vocabulary, own), start.model, self.model.config)
+        self.placement.load(self.task.adopt(weights, own), start.folder)
 
     def state(self) -> Checkpoint:
         """Everything that a resumed run needs to continue as if it had not stopped."""
@@ -272,8 +274,10 @@ class Trainer:
             self.placement.calibrate(tuple(each.to(self.device) for each in whole))
 
     def _count_tokens(self, ids: Tensor) -> int:
-        """The number of tokens in a batch [rows, length, ...] that are not padding, as far as the ids show it."""
-        pad = self.model.config.pad_id
+        """The number of tokens in a batch [rows, length, ...] that are not padding, as far as the ids show it; or of patches."""
+        pad, image = self.model.config.pad_id, self.model.config.image
+        if image is not None:
+            return ids.shape[0] * image.length
         return ids.shape[0] * ids.shape[1] if pad is None or ids.is_floating_point() else int((ids != pad).sum())
 
 

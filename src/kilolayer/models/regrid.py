@@ -1,0 +1,23 @@
+"""The weights of a model that reads images, for images of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from kilolayer.layers.grid_positions import resampled
+from kilolayer.models.config import ModelConfig
+
+POSITIONS = "positions.weight"
+
+
+def regridded(weights: Mapping[str, Tensor], there: ModelConfig, here: ModelConfig) -> dict[str, Tensor]:
+    """The weights of the model `there`, with its learned positions resampled for the grid of patches of the model `here`.
+
+    Those of models that do not both read images, or do not both learn their positions, are left as they are.
+    """
+    learned = there.positions == here.positions == "learned"
+    if there.image is None or here.image is None or not learned:
+        return dict(weights)
+    return {**weights, POSITIONS: resampled(weights[POSITIONS], there.image.grid, here.image.grid)}
