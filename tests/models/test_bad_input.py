@@ -272,7 +272,7 @@ def test_packed_documents_are_not_decoded_step_by_step() -> None:
 
 def test_the_constructors_and_the_configuration_have_the_same_options() -> None:
     fields = {field.name: field for field in dataclasses.fields(kl.ModelConfig)}
-    of_encoders = {"head", "token_types", "output_transform"}
+    of_encoders = {"head", "token_types", "output_transform", "multiway"}
     for cls, absent in (
         (kl.Encoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"}),
         (kl.Decoder, {"shape", "encoder_layers", "decoder_layers", "source_vocab_size"} | of_encoders),

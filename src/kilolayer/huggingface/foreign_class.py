@@ -134,6 +134,8 @@ def shared_misfits(config: ModelConfig) -> Iterator[str]:
         yield f"its first {config.first_predicted} tokens have no probability"
     if config.moe is not None:
         yield "it has experts"
+    if config.multiway is not None:
+        yield "it has weights for each of two modalities (multiway)"
     if config.norm != "layer":
         yield f"its norms are {norm_class(config.norm).words()}"
     elif config.norm_eps != EPS:
