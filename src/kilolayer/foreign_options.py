@@ -74,7 +74,7 @@ OURS = {
 """Our option, with its value where it has one, and their names for it."""
 
 ABSENT = {
-    "there are no multiway layers; remove it": "multiway",
+    "only encoders have multiway layers; remove it": "multiway",
     "there is no dilated attention (LongNet); remove it": "segment_length dilated_ratio seq_parallel",
     "images are embedded by you, and given to the model as embeddings=; remove it": "img_size patch_size in_chans",
     "each process has all weights but its experts; remove it": "fsdp ddp_rank",

@@ -69,11 +69,11 @@ def test_every_option_of_torchscale_is_on_the_page_and_answered_alike(shape: typ
 
 def test_all_unknown_options_are_answered_at_once() -> None:
     with pytest.raises(UnknownOptionError) as raised:
-        kl.Encoder(vocab_size=20, encoder_embed_dim=16, deepnorm=True, multiway=True)  # pyright: ignore[reportCallIssue]
+        kl.Decoder(vocab_size=20, decoder_embed_dim=16, deepnorm=True, multiway=True)  # pyright: ignore[reportCallIssue]
     for name in (
-        "encoder_embed_dim: write dim;",
+        "decoder_embed_dim: write dim;",
         'deepnorm: write recipe="deepnorm";',
-        "multiway: there are no multiway layers",
+        "multiway: only encoders have multiway layers",
     ):
         assert name in raised.value.fix
 
@@ -146,4 +146,4 @@ def test_the_snippets_of_torchscale_have_its_number_of_parameters() -> None:
     exec("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)), page)
     found = {name: sum(each.numel() for each in page[name].parameters()) for name in ("encoder", "decoder", "encdec", "deep")}
     # Counted with TorchScale's own modules, each with nn.Embedding(64000, 768) as embed_tokens.
-    assert found == {"encoder": 183_452_160, "decoder": 183_452_160, "encdec": 346_119_168, "deep": 183_358_464}
+    assert found == {"encoder": 183_452_160, "decoder": 183_452_160, "encdec": 346_119_168, "deep": 268_412_928}

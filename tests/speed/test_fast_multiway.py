@@ -17,8 +17,8 @@ from kilolayer.speed.operators import kernels
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 LENGTH = 6
-HALF = {"dim": 64, "heads": 4, "ffn_dim": 128, "layers": 4}
-DROPOUT = {"drop_path": 0.3, "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
+HALF: dict[str, Any] = {"dim": 64, "heads": 4, "ffn_dim": 128, "layers": 4}
+DROPOUT: dict[str, Any] = {"drop_path": 0.3, "dropout": 0.1, "attention_dropout": 0.1, "activation_dropout": 0.1}
 each_recipe = pytest.mark.parametrize("recipe", kl.recipes.names())
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("sub_ln", {"positions": "rotary", "qk_norm": True}),

@@ -141,6 +141,8 @@ def layer_misfits(config: ModelConfig) -> Iterator[str]:
     """The reasons why layers fit none of the classes."""
     if config.moe is not None:
         yield "it has experts"
+    if config.multiway is not None:
+        yield "it has weights for each of two modalities (multiway)"
     if config.norm != "layer":
         yield f"its norms are {norm_class(config.norm).words()}"
     if config.qk_norm:

@@ -28,6 +28,12 @@ def remote_files(source: Source, why: str, tokenizer: dict[str, bytes]) -> tuple
     why: the reason that no Transformers class fits. tokenizer: the vocabulary's files.
     """
     refuse_part(source.model)
+    if source.model.config.multiway is not None:
+        raise OptionError(
+            "the inputs of Transformers' classes do not say which positions are of which of the two modalities",
+            where="model.multiway",
+            fix="save the model by kl.save, and load it by kl.load_model",
+        )
     classes, architecture = import_classes(), architecture_of(source.model.config)
     options = {**special_tokens(source), **source.labels, "architectures": [architecture], "dtype": "float32"}
     with tempfile.TemporaryDirectory() as folder:

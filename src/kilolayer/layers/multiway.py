@@ -44,6 +44,16 @@ class Multiway(nn.Module):
         return torch.cat([first, self.B(x[..., k:, :], *(each[:, k:] for each in ids))], dim=-2)
 
 
+def each_way(module: nn.Module) -> tuple[nn.Module, ...]:
+    """The modules of a pair, or the module itself."""
+    return (module.A, module.B) if isinstance(module, Multiway) else (module,)
+
+
+def parameters_of_others(model: nn.Module) -> int:
+    """The number of parameters that a position does not use because they belong to the other modality."""
+    return sum(weight.numel() for pair in model.modules() if isinstance(pair, Multiway) for weight in pair.B.parameters())
+
+
 def pair_modules(module: nn.Module, split: Split) -> Split:
     """Replace every norm, projection and table of positions inside `module` by a pair, unless it is in one; returns `split`."""
     for name, child in module.named_children():

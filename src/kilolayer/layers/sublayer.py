@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
 from kilolayer.layers.initialize import KeyedGenerator
+from kilolayer.layers.multiway import each_way
 from kilolayer.layers.norms.base import Norm, make_norm
 from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.routing import Routing
@@ -81,9 +82,10 @@ class Sublayer(nn.Module):
 
     def set_out_eps(self, eps: float) -> None:
         """Set the eps of N_out, which differs in the first sublayer of a folded stack."""
-        if not isinstance(self.out_norm, Norm):
-            raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
-        self.out_norm.eps = eps
+        for norm in each_way(self.out_norm):
+            if not isinstance(norm, Norm):
+                raise OptionError("an eps of its own has no effect where there is no norm on the residual", fix="remove it")
+            norm.eps = eps
 
     def forward(self, x: Tensor, *inputs: object) -> Tensor:
         """[batch, length, dim] to the same shape; inputs: the further arguments of f, such as masks."""

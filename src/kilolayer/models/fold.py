@@ -20,6 +20,7 @@ from kilolayer.errors import FoldError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.feedforward import FeedForward
 from kilolayer.layers.grid_positions import LearnedGrid
+from kilolayer.layers.multiway import each_way
 from kilolayer.layers.norms.base import Norm, norm_class
 from kilolayer.layers.position import LearnedPositions, sinusoids
 from kilolayer.layers.scale import Constant, LayerConstant, LearnedScale
@@ -169,10 +170,13 @@ def _scale_inputs(model: AnyModel, plain: AnyModel, scales: dict[Side, Tensor | 
     if isinstance(model, ImageEncoder) and isinstance(plain, ImageEncoder):
         _scale_patches(model, plain, _or_one(scales["encoder"]))
     for stack, plain_stack in zip(model.stacks(), plain.stacks(), strict=True):
-        table, ours = plain_stack.positions.at_input, stack.positions.at_input
-        if isinstance(table, LearnedPositions):
-            if isinstance(ours, LearnedPositions):
-                rows = ours.weight
+        tables, ours = each_way(plain_stack.positions.at_input), each_way(stack.positions.at_input)
+        for index, table in enumerate(tables):
+            if not isinstance(table, LearnedPositions):
+                continue
+            own = ours[index % len(ours)]
+            if isinstance(own, LearnedPositions):
+                rows = own.weight
             else:
                 positions = torch.arange(len(table.weight), device=table.weight.device)
                 rows = sinusoids(positions, table.weight.shape[1], table.weight.dtype)
@@ -194,11 +198,12 @@ def _fold_stack(stack: Stack, plain: Stack, into_embedding: bool) -> None:
     for sublayer, target in zip(stack.sublayers(), plain.sublayers(), strict=True):
         scale = _scale(sublayer)
         norm = target.out_norm
-        assert isinstance(norm, Norm)
+        assert all(isinstance(each, Norm) for each in each_way(norm))
         if scale is not None:
             if before is not None or into_embedding:
                 for reader in READERS[type(target.f)]:
-                    _weight(target, reader).div_(scale)
+                    for module in each_way(target.f.get_submodule(reader)):
+                        _weight(module).div_(scale)
                 for parameter in before.parameters() if before is not None else ():
                     parameter.mul_(scale)
             else:
@@ -229,8 +234,8 @@ def _or_one(scale: Tensor | None) -> Tensor | float:
     return 1.0 if scale is None else scale
 
 
-def _weight(sublayer: Sublayer, name: str) -> Tensor:
+def _weight(projection: nn.Module) -> Tensor:
     """A matrix [outputs, inputs], or one per expert."""
-    weight = sublayer.f.get_submodule(name).weight
+    weight = projection.weight
     assert isinstance(weight, Tensor)
     return weight

@@ -28,6 +28,7 @@ class ForwardHooks:
     def __init__(self, model: Model) -> None:
         self.stacks = model.stacks()
         self.real: dict[str, Tensor | None] = {}
+        self.split: dict[str, int | None] = {}
         self.handles: list[RemovableHandle] = []
         for stack in self.stacks:
             self.before(stack, self._record_padding)
@@ -40,13 +41,18 @@ class ForwardHooks:
         """Call `hook(module, inputs, output)` after the module's forward."""
         self.handles.append(module.register_forward_hook(hook))
 
-    def real_positions(self, side: str, x_BLD: Tensor) -> Tensor:
-        """Select the real positions of a stack's states: [batch, length, width] to [positions, width]."""
-        real = self.real.get(side)
+    def real_positions(self, side: str, x_BLD: Tensor, way: str = "") -> Tensor:
+        """Select the real positions of a stack's states: [batch, length, width] to [positions, width].
+
+        way: A or B if x has only the positions of one modality (layers/multiway.py).
+        """
+        real, split = self.real.get(side), self.split.get(side)
+        if real is not None and way:
+            real = real[:, :split] if way == "A" else real[:, split:]
         return x_BLD.detach().flatten(0, 1) if real is None else x_BLD.detach()[real]
 
     def _record_padding(self, stack: Stack, inputs: tuple[Sequences, ...]) -> None:
-        self.real[stack.side] = inputs[0].real
+        self.real[stack.side], self.split[stack.side] = inputs[0].real, inputs[0].split
 
     def remove(self) -> None:
         for handle in self.handles:

@@ -22,19 +22,20 @@ def norm_inputs(model: Model, loss: Loss) -> ByKind:
         for stack in hooks.stacks:
             for name, module in stack.named_modules():
                 if isinstance(module, Norm):
-                    key = layer_and_module(name)
+                    key, way = layer_and_module(name), name.rpartition(".")[2] if name.endswith((".A", ".B")) else ""
 
                     def record(
                         _norm: nn.Module,
                         inputs: tuple[Tensor, Groups] | tuple[Tensor],
                         key: tuple[int | None, str] = key,
                         side: str = stack.side,
+                        way: str = way,
                     ) -> None:
                         # An expert's norm reads rows of tokens; padding comes after the rows of the last expert.
                         x = (
                             inputs[0][: inputs[1].ends[-1]]
                             if len(inputs) > 1
-                            else hooks.real_positions(*_states(side, key[1], inputs[0]))
+                            else hooks.real_positions(*_states(side, key[1], inputs[0]), way)
                         )
                         found[side][key] = root_mean_square(x)
 

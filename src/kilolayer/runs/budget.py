@@ -15,6 +15,7 @@ from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock
 from kilolayer.layers.context import Sequences
+from kilolayer.layers.multiway import parameters_of_others
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.build import build_model
@@ -180,7 +181,7 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime)
     return Budget(
         work=work,
         parts=parts,
-        active_parameters=total - idle_parameters(model, config.moe),
+        active_parameters=total - idle_parameters(model, config.moe) - parameters_of_others(model),
         forward_flops_per_token=flops / (work.batch * work.length),
         training=training,
         decoding=_decoding(config, work, total * size),

@@ -72,14 +72,23 @@ class ClassifyImageConfig(RunConfig):
         size = images.get("size", ImagesConfig.size)
         known = isinstance(size, int | str) and not isinstance(size, bool)
         small = known and max(height_and_width(size)) <= SMALL
-        image = {"size": size, "channels": images.get("channels", ImagesConfig.channels), "patch": SMALL_PATCH if small else PATCH}
+        image = {
+            "size": size,
+            "channels": images.get("channels", ImagesConfig.channels),
+            "patch": SMALL_PATCH if small else PATCH,
+        }
         model = {"positions": "learned", "activation": "gelu", "image": image, "head": {"pooler": "none", "dropout": 0.0}}
         return {"model": model, "train": own}
 
     def faults(self) -> Iterator[Fault]:
         model, images = self.model, self.images
         image, head = model.image, model.head
-        yield head is None or image is None, "an image classifier reads images, and has a head", "model", "remove head and image"
+        yield (
+            head is None or image is None,
+            "an image classifier reads images, and has a head",
+            "model",
+            "remove head and image",
+        )
         assert image is not None
         yield (
             (image.sides, image.channels) != (images.sides, images.channels),
