@@ -20,6 +20,7 @@ from kilolayer.huggingface.gpt2 import GPT2
 from kilolayer.huggingface.marian import Marian
 from kilolayer.huggingface.opt import OPT
 from kilolayer.huggingface.pegasus import Pegasus
+from kilolayer.huggingface.qwen3 import Qwen3
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.models.fold import AnyModel, fold
 from kilolayer.models.spelled_out import spell_out
@@ -28,7 +29,7 @@ from kilolayer.recipes.base import NORM, Plan
 
 CLASSES: dict[Shape, tuple[ForeignClass, ...]] = {
     "encoder_decoder": (Marian(), Pegasus()),
-    "decoder": (OPT(), GPT2()),
+    "decoder": (OPT(), GPT2(), Qwen3()),
     "encoder": (Bert(),),
 }
 """Candidate classes, by the shape of the model."""

@@ -1,4 +1,4 @@
-"""Load Transformers checkpoints as Kilolayer models, without Transformers: BERT, GPT-2, Marian, OPT."""
+"""Load Transformers checkpoints as Kilolayer models, without Transformers: BERT, GPT-2, Marian, OPT, Qwen3."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from kilolayer.huggingface.foreign_class import ForeignClass
 from kilolayer.huggingface.gpt2 import GPT2
 from kilolayer.huggingface.marian import Marian
 from kilolayer.huggingface.opt import OPT
+from kilolayer.huggingface.qwen3 import Qwen3
 from kilolayer.huggingface.weights import check_tensors, to_ours, to_theirs, under_own_name
 from kilolayer.models.adapt.pretrained import ENTRY
 from kilolayer.models.build import build_model
@@ -30,7 +31,7 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 
-FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT())}
+FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT(), Qwen3())}
 # Old parameter names, in checkpoints converted from TensorFlow.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -136,9 +137,9 @@ def from_huggingface(
 ) -> Encoder | Decoder | EncoderDecoder:
     """Load the model in a folder written by Transformers' `save_pretrained` as a Kilolayer model, in evaluation mode.
 
-    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian and OPT, from
-    safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's own
-    tokenizer.
+    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian, OPT and Qwen3,
+    from safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's
+    own tokenizer.
     """
     target = check_device(device)
     check_dtype(dtype)

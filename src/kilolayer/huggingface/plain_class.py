@@ -39,7 +39,8 @@ def _config(source: Source, form: PlainForm) -> dict[str, Any]:
     return {
         **form.foreign.foreign_config(form.model.config),
         **special_tokens(source, form.left_out),
-        **({"max_position_embeddings": source.positions, "forced_eos_token_id": None} if seq2seq else {}),
+        **({"max_position_embeddings": source.positions} if form.model.config.max_length is None else {}),
+        **({"forced_eos_token_id": None} if seq2seq else {}),
         **source.labels,
         "dtype": "float32",
     }

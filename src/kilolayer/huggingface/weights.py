@@ -15,7 +15,8 @@ from kilolayer.errors import InputError
 class Entry:
     """One Kilolayer tensor, and its counterpart in Transformers.
 
-    theirs: the name; for a matrix that Kilolayer stores fused, the names of its equal parts, stacked by rows.
+    theirs: the name; for a matrix that Kilolayer stores fused, the names of its parts, stacked by rows.
+    rows: the rows of these parts, if they differ.
     transposed: theirs is [inputs, outputs] and ours [outputs, inputs].
     rows_before: extra rows at the beginning of their table.
     as_row: theirs is [1, n] and ours [n].
@@ -26,10 +27,11 @@ class Entry:
     transposed: bool = False
     rows_before: int = 0
     as_row: bool = False
+    rows: tuple[int, ...] = ()
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Convert our tensor to theirs."""
-        parts = tensor.chunk(len(self.theirs))
+        parts = tensor.split(self.rows) if self.rows else tensor.chunk(len(self.theirs))
         return {name: self._part_to_theirs(part) for name, part in zip(self.theirs, parts, strict=True)}
 
     def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:

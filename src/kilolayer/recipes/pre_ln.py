@@ -23,11 +23,14 @@ class PreLN(Recipe):
         "Stable up to 100L-100L, with 0.5 to 1.0 BLEU less than a Post-LN model that converges (DeepNet, section 5)."
     )
 
+    bias: bool = True
+    """Whether projections have biases; those of Llama and Qwen3 have none."""
+
     def default_init(self, depths: Depths) -> InitName:
         return "torch"
 
     def plan(self, place: Place) -> Plan:
-        return Plan(pre_norm=NORM)
+        return Plan(pre_norm=NORM, bias=self.bias)
 
     def top(self, side: Side, depths: Depths) -> Top:
         return Top(norm=NORM)

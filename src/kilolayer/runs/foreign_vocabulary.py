@@ -21,7 +21,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.tasks.task import Vocabulary
 
 Kind = Literal["byte_bpe", "wordpiece", "marian"]
-KINDS: dict[str, Kind] = {"bert": "wordpiece", "gpt2": "byte_bpe", "opt": "byte_bpe", "marian": "marian"}
+KINDS: dict[str, Kind] = {"bert": "wordpiece", "gpt2": "byte_bpe", "opt": "byte_bpe", "qwen3": "byte_bpe", "marian": "marian"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,12 @@ def read_vocabulary(imported: Imported) -> ForeignVocabulary:
         case "wordpiece":
             rows = [*read_word_pieces(folder).ids]
         case "byte_bpe":
+            if imported.form.model_type == "qwen3" and not (folder / "tokenizer.json").exists():
+                raise InputError(
+                    "Qwen3's vocab.json does not say how text is cut into words",
+                    where=str(folder),
+                    fix="put tokenizer.json beside it",
+                )
             pieces = read_byte_pieces(folder)
             special = [pieces.others.get(name) for name in SPECIAL[:END]]
             # Only the first ids can be excluded from prediction: if one of the three is missing, all are left out.
