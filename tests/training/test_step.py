@@ -15,6 +15,7 @@ from kilolayer.data.batches import Batch
 from kilolayer.layers import attention
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
+from kilolayer.tasks.task import DeviceWork
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
@@ -53,6 +54,24 @@ def stepper_of(dtype: torch.dtype = torch.float64, model: dict[str, Any] | None 
     precise = built.cast_weights(DTYPES[config.precision]) if config.precision in DTYPES else None
     optimizer = make_optimizer(built.train(), config, precise, sums=True)
     return Stepper(built, optimizer, config, guard, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_work_on_the_device_comes_before_the_step(recorded: bool) -> None:
+    """A stepper that reverses sources itself is one that is given reversed sources."""
+
+    def reverse(parts: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        assert not torch.is_grad_enabled()
+        return parts[0].flip(1), *parts[1:]
+
+    batches = [batch_of(random_rows(4, seed)) for seed in range(2)]
+    plain, working = stepper_of(), stepper_of()
+    working.device_work = DeviceWork(reverse, recorded)
+    for _ in range(3):
+        theirs = working.step(batches, 1e-2)
+        assert plain.step([replace(batch, source=batch.source.flip(1)) for batch in batches], 1e-2) == theirs
+    assert state_of(plain) == state_of(working)
+    assert stepper_of().step(batches, 1e-2) != theirs
 
 
 def held_gradients(stepper: Stepper) -> dict[str, torch.Tensor]:

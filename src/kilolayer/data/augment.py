@@ -143,6 +143,11 @@ class Augment:
         offsets = (draws * count).long()[:, None] + torch.arange(count, device=images.device)
         return sequence[offsets % count].view_as(images)
 
+    def _share(self, draws: Tensor, name: str) -> Tensor:
+        """The share of each image's own pixels in a mixture: fp32 [rows]."""
+        self.quantiles[name] = self.quantiles[name].to(draws.device)  # once: a copy to the device waits for it
+        return beta(draws[:, SHARE], self.quantiles[name])
+
     def mixed(self, images: Tensor, labels: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Mixup or cutmix of each image with another of the batch: images, and shares of the classes, fp32 [rows, classes]."""
         config, real = self.config, labels >= 0
@@ -153,19 +158,19 @@ class Augment:
         theirs = images[other]
         found = images
         if config.mixup:
-            share = beta(draws[:, SHARE], self.quantiles["mixup"])
+            share = self._share(draws, "mixup")
             kept = torch.where(chosen & ~cuts, share, kept)
             found = torch.lerp(theirs, images, kept.view(-1, 1, 1, 1))
         if config.cutmix:
-            side = (1 - beta(draws[:, SHARE], self.quantiles["cutmix"])).sqrt()
+            side = (1 - self._share(draws, "cutmix")).sqrt()
             inside = _rectangle(images, side, side, draws[:, CUT_TOP], draws[:, CUT_LEFT], cut_off=True)
             inside &= (chosen & cuts).view(-1, 1, 1, 1)
             found = torch.where(inside, theirs, found)
             kept = torch.where(cuts, 1 - inside.float().mean(dim=(1, 2, 3)), kept)
         assert self.classes is not None
-        shares = F.one_hot(labels.clamp(min=0), self.classes).float()
+        shares = (labels[:, None] == torch.arange(self.classes, device=labels.device)).float()
         shares = shares * kept[:, None] + shares[other] * (1 - kept)[:, None]
-        return found, shares * real[:, None]
+        return found, shares
 
 
 class PairAugment(Augment):

@@ -41,7 +41,7 @@ def beta_quantiles(alpha: float) -> Tensor:
 
 def beta(draws: Tensor, quantiles: Tensor) -> Tensor:
     """Numbers with the distribution of a table of quantiles, from uniform ones of any shape."""
-    return quantiles.to(draws.device)[(draws * TABLE).long()]
+    return quantiles[(draws * TABLE).long()]
 
 
 def log_uniform(draws: Tensor, least: float, most: float) -> Tensor:

@@ -178,6 +178,7 @@ def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int],
 def write_part(
     folder: Path, part: str, array: np.ndarray, order: Sequence[int], names: Sequence[str], description: dict[str, Any]
 ) -> None:
+    """Write the images with the indices `order` as one part of a folder."""
     with open(folder / f"{part}.{PIXELS}", "wb") as pixels, open(folder / f"{part}.{DIGESTS}", "wb") as digests:
         for index in order:
             pixels.write(array[index].data)

@@ -9,26 +9,22 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-OPERATIONS = (
+COLORS = (
     "identity",
     "autocontrast",
     "equalize",
-    "rotate",
     "solarize",
     "color",
     "posterize",
     "contrast",
     "brightness",
     "sharpness",
-    "shear_x",
-    "shear_y",
-    "translate_x",
-    "translate_y",
 )
-COLORS = tuple(name for name in OPERATIONS if name != "rotate" and not name.startswith(("shear", "translate")))
 """The operations that leave every pixel in its place."""
+OPERATIONS = (*COLORS, "rotate", "shear_x", "shear_y", "translate_x", "translate_y")
 DRAWS = 2
 """Draws for each operation of an image: which, and in which direction."""
 STRONGEST = 10.0
@@ -41,11 +37,10 @@ def randaugment(levels: Tensor, draws: Tensor, magnitude: float, operations: tup
     """Apply operations to images, one after the other.
 
     levels: fp32 [rows, channels, height, width], whole numbers from 0 to 255. draws: uniform, fp32 [rows, operations, 2].
-    operations: those to choose from.
+    operations: the first ones of all, to choose from.
     """
-    numbers = torch.tensor([OPERATIONS.index(name) for name in operations], device=levels.device)
     for each in draws.unbind(1):
-        operation = numbers[(each[:, 0] * len(operations)).long()]
+        operation = (each[:, 0] * len(operations)).long()
         sign = torch.where(each[:, 1] < 0.5, -1.0, 1.0)
         levels = apply(levels, operation, sign * magnitude / STRONGEST)
     return levels
@@ -55,7 +50,7 @@ def apply(levels: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
     """Apply to each image the operation with its number, int64 [rows], at a strength of -1 to 1, fp32 [rows]."""
     mine = {name: (operation == number).view(-1, 1, 1, 1) for number, name in enumerate(OPERATIONS)}
     amount = strength.view(-1, 1, 1, 1)
-    turned = warp(levels, *matrices(operation, strength, levels.shape[-2:]))
+    turned = warp(levels, matrices(operation, strength, levels.shape[-2:]))
     geometric = mine["rotate"] | mine["shear_x"] | mine["shear_y"] | mine["translate_x"] | mine["translate_y"]
     found = torch.where(geometric, turned, levels)
     enhanced = mine["brightness"] | mine["color"] | mine["contrast"] | mine["sharpness"]
@@ -66,30 +61,35 @@ def apply(levels: Tensor, operation: Tensor, strength: Tensor) -> Tensor:
     return torch.where(mine["equalize"], _equalized(levels), found)
 
 
-def matrices(operation: Tensor, strength: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
-    """The map from a pixel of the result to one of the image, around the center: fp32 [rows, 2, 2] and [rows, 2] (x, y)."""
+def matrices(operation: Tensor, strength: Tensor, size: torch.Size) -> Tensor:
+    """The affine map from a pixel (x, y) of the image to one of the result: fp32 [rows, 2, 3].
+
+    It is the inverse of p = A (q - center) + center + shift, which says where a pixel q of the result comes from.
+    """
     height, width = size
 
     def of(name: str) -> Tensor:
         return torch.where(operation == OPERATIONS.index(name), strength, 0.0)
 
-    angle, zero = of("rotate") * math.radians(DEGREES), torch.zeros_like(strength)
-    cosine, sine = angle.cos(), angle.sin()
-    linear = torch.stack([cosine, SHEAR * of("shear_x") - sine, SHEAR * of("shear_y") + sine, cosine], dim=1).view(-1, 2, 2)
-    shift = torch.stack([of("translate_x") * SHIFT * width, of("translate_y") * SHIFT * height], dim=1)
-    return linear, shift + zero[:, None]
+    angle = of("rotate") * math.radians(DEGREES)
+    a = d = angle.cos()
+    b, c = SHEAR * of("shear_x") - angle.sin(), SHEAR * of("shear_y") + angle.sin()
+    x, y = (width - 1) / 2, (height - 1) / 2
+    right, down = x + of("translate_x") * SHIFT * width, y + of("translate_y") * SHIFT * height
+    determinant = a * d - b * c
+    top = torch.stack([d, -b, b * down - d * right], dim=1)
+    bottom = torch.stack([-c, a, c * right - a * down], dim=1)
+    center = torch.stack([torch.full_like(a, x), torch.full_like(a, y)], dim=1)
+    inverse = torch.stack([top, bottom], dim=1) / determinant.view(-1, 1, 1)
+    return inverse + F.pad(center.unsqueeze(2), (2, 0))
 
 
-def warp(levels: Tensor, linear: Tensor, shift: Tensor) -> Tensor:
-    """Map images around their centers, bilinear; what comes from outside is grey."""
+def warp(levels: Tensor, affine: Tensor) -> Tensor:
+    """Map images, bilinear; what comes from outside is grey. affine: fp32 [rows, 2, 3], from the image to the result."""
     from kornia.geometry.transform import warp_affine
 
-    height, width = levels.shape[-2:]
-    center = torch.tensor([(width - 1) / 2, (height - 1) / 2], device=levels.device)
-    inverse = torch.linalg.inv_ex(linear)[0]  # kornia takes the map from the image to the result
-    back = center - (inverse @ (center + shift).unsqueeze(2)).squeeze(2)
     middle = 128.0
-    moved = warp_affine(levels - middle, torch.cat([inverse, back.unsqueeze(2)], dim=2), (height, width), padding_mode="zeros")
+    moved = warp_affine(levels - middle, affine, (levels.shape[2], levels.shape[3]), padding_mode="zeros")
     return (moved + middle).round().clamp(0, 255)
 
 

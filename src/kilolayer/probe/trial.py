@@ -64,7 +64,7 @@ class Trial:
             trainer.processes,
             task.loss,
             trainer.run.runtime,
-            task.on_device if task.changes_on_device else None,
+            task.device_work,
         )
 
     @property

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from torch import Tensor
+from torch import Tensor, no_grad
 
 from kilolayer import hints
 from kilolayer.data.held_out import HeldOut
@@ -128,6 +128,18 @@ class Answers:
     hypotheses: list[str]
 
 
+@dataclass(frozen=True)
+class DeviceWork:
+    """What a task does with the parts of a batch on the device before a step; recorded: whether it can be."""
+
+    function: Callable[[tuple[Tensor, ...]], tuple[Tensor, ...]]
+    recorded: bool = False
+
+    def __call__(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        with no_grad():
+            return self.function(parts)
+
+
 class Task(ABC, Generic[Config]):
     """The data of a run, ready for training, validation and testing. Every `model` argument has the shape that the task trains.
 
@@ -137,6 +149,8 @@ class Task(ABC, Generic[Config]):
     registration: ClassVar[Registration]
     starts_from: ClassVar[tuple[str, ...]] = ()
     """Other tasks whose runs this task can start from with `train.start_from`."""
+    records_on_device: ClassVar[bool] = False
+    """Whether `on_device` computes all from its tensors and reads none of them back, so that it too can be recorded."""
 
     @classmethod
     @abstractmethod
@@ -192,9 +206,9 @@ class Task(ABC, Generic[Config]):
         return parts
 
     @property
-    def changes_on_device(self) -> bool:
-        """Whether the task defines `on_device`."""
-        return type(self).on_device is not Task.on_device
+    def device_work(self) -> DeviceWork | None:
+        """`on_device`, if the task defines it."""
+        return DeviceWork(self.on_device, self.records_on_device) if type(self).on_device is not Task.on_device else None
 
     @abstractmethod
     def loss(self, model: Any, parts: Sequence[Tensor], *, hidden_states: bool) -> Loss:

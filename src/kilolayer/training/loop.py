@@ -149,7 +149,7 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.processes,
         trainer.task.loss,
         trainer.run.runtime,
-        trainer.task.on_device if trainer.task.changes_on_device else None,
+        trainer.task.device_work,
     )
     validation = stepper.recorder.sharing_pool("validation runs")
     # A validation that was interrupted by a signal before the run was resumed.

@@ -17,7 +17,7 @@ from kilolayer.optimizers.optimizer import Optimizer
 from kilolayer.parallel.processes import Processes
 from kilolayer.runtime.recorder import WorkItem
 from kilolayer.runtime.runtime import PLAIN, Runtime
-from kilolayer.tasks.task import Batch, Loss, ModelOutput
+from kilolayer.tasks.task import Batch, DeviceWork, Loss, ModelOutput
 from kilolayer.tasks.token_loss import token_loss
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
@@ -54,8 +54,7 @@ class Stepper:
 
     Each of several `processes` has its own batches; the gradients are summed before the update, which is the same on all.
     loss: the task's loss; by default that of tokens. runtime: makes the form of the model that is trained, and the recorder
-    that runs the pieces of a step, directly or as captured CUDA graphs. on_device: called with the parts of each batch on the
-    device, before the step, as `Task.on_device`.
+    that runs the pieces of a step, directly or as captured CUDA graphs. device_work: what is done with each batch before that.
     """
 
     def __init__(
@@ -70,9 +69,9 @@ class Stepper:
         processes: Processes | None = None,
         loss: LossFunction | None = None,
         runtime: Runtime = PLAIN,
-        on_device: Callable[[Parts], Parts] | None = None,
+        device_work: DeviceWork | None = None,
     ) -> None:
-        self.device, self.on_device = device, on_device
+        self.device, self.device_work = device, device_work
         self.model, self.optimizer, self.config = model, optimizer, config
         self.guard = guard
         self.loss = loss or partial(token_loss, smoothing=config.label_smoothing)
@@ -87,6 +86,7 @@ class Stepper:
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart = True
         self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
+        self.device_recorder = self.recorder.sharing_pool("work before steps runs")
         if self.recorder.records and not optimizer.records:
             say(f"updates run in eager mode, because {optimizer.rule.title} cannot be recorded")
 
@@ -106,10 +106,13 @@ class Stepper:
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
 
     def _parts(self, batch: Batch) -> Parts:
-        if self.on_device is None:
+        """What the loss is given: the batch's parts, or what the task makes of them on the device."""
+        if self.device_work is None:
             return batch.parts
-        with torch.no_grad():
-            return self.on_device(tuple(each.to(self.device, non_blocking=True) for each in batch.parts))
+        if not self.device_work.recorded:
+            return self.device_work(*(each.to(self.device, non_blocking=True) for each in batch.parts))
+        parts = self.device_recorder.run([WorkItem("device_work", self.device_work, batch.parts)], restart=lambda: True)
+        return tuple(each.clone() for each in parts)  # a recording writes those of the next batch into the same memory
 
     def _work_items(self, batches: Sequence[Parts]) -> list[WorkItem]:
         """The pieces of a step: one piece for a single batch on one process; otherwise each batch, the sum, and the update.
