@@ -152,7 +152,8 @@ def test_images_of_another_size_are_read(positions: str) -> None:
     assert model.grid == (2, 3)
 
 
-@pytest.mark.parametrize(("pool", "pooler"), [("first", "none"), ("mean", "none"), ("first", "tanh"), ("mean", "tanh")])
+@pytest.mark.parametrize("pool", ["first", "mean"])
+@pytest.mark.parametrize("pooler", ["tanh", "norm", "none"])
 def test_a_head_scores_images(pool: str, pooler: str) -> None:
     model = image_encoder(head={"outputs": 4, "pool": pool, "pooler": pooler, "dropout": 0.0})
     out, weights = model(pictures()), dict(model.named_parameters())
@@ -160,6 +161,8 @@ def test_a_head_scores_images(pool: str, pooler: str) -> None:
         pooled = out.states[row, 0] if pool == "first" else out.states[row, 1:].mean(dim=0)
         if pooler == "tanh":
             pooled = torch.tanh(weights["head.dense.weight"] @ pooled + weights["head.dense.bias"])
+        elif pooler == "norm":
+            pooled = F.layer_norm(pooled, (16,), weights["head.norm.weight"], weights["head.norm.bias"])
         expected = weights["head.output.weight"] @ pooled + weights["head.output.bias"]
         torch.testing.assert_close(out.logits[row], expected, rtol=1e-12, atol=1e-12)
     assert ("head.dense.weight" in weights) == (pooler == "tanh")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer.data.batches import check_position
+from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.image_set import ImageSet
 
 FILLED = -1
@@ -39,32 +38,21 @@ class ImageBatch:
         return self.pixels, self.labels, self.keys
 
 
-class BatchesOfImages(ABC, Generic[Kind]):
+class BatchesOfImages(EndlessBatches[Kind]):
     """An endless iterator over batches of `rows` images; the order of each epoch depends only on (seed, epoch)."""
 
     def __init__(self, images: ImageSet, rows: int, seed: int = 0) -> None:
-        self.images, self.rows, self.seed = images, min(rows, len(images)), seed
-        self.epoch, self.index = 0, 0
+        self.images, self.rows = images, min(rows, len(images))
         self._planned: tuple[int, np.ndarray] | None = None
-        identity = (seed, images.digest, self.rows)
-        self._identity = hashlib.sha256(repr(identity).encode()).hexdigest()[:16]
+        super().__init__(seed, images.digest, self.rows)
 
     @abstractmethod
     def batch(self, members: np.ndarray) -> Kind:
         """The images with indices `members`, int64 [n], filled up to `rows`."""
 
-    def __iter__(self) -> Iterator[Kind]:
-        return self
-
-    def __next__(self) -> Kind:
-        self.skip()
-        return self.batch(self._order()[(self.index - 1) * self.rows :][: self.rows])
-
-    def skip(self) -> None:
-        """Advance by one batch without reading it."""
-        if self.index >= len(self):
-            self.epoch, self.index = self.epoch + 1, 0
-        self.index += 1
+    def read(self, index: int) -> Kind:
+        """The batch with this index in the current epoch."""
+        return self.batch(self._order()[index * self.rows :][: self.rows])
 
     def __len__(self) -> int:
         """Number of batches in an epoch, including a last one that may be filled up."""
@@ -74,14 +62,6 @@ class BatchesOfImages(ABC, Generic[Kind]):
     def summary(self) -> str:
         """One line for the log: what was read, what was left out or changed, and how it is batched."""
         return "; ".join([self.images.title, *self.images.notes, f"batches of {self.rows}"])
-
-    def state(self) -> dict[str, int | str]:
-        """The position as JSON-compatible values; after `load_state`, iteration continues with the next batch."""
-        return {"epoch": self.epoch, "index": self.index, "seed": self.seed, "data": self._identity}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position. It must come from the same images, rows and seed."""
-        self.epoch, self.index = check_position(state, self._identity, self.seed)
 
     def _order(self) -> np.ndarray:
         """int64 [images]: the order of this epoch."""

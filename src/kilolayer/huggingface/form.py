@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kilolayer.data.tokenizer import END, PAD, START, UNKNOWN
 from kilolayer.errors import FoldError
+from kilolayer.huggingface.beit import Beit
 from kilolayer.huggingface.bert import Bert
 from kilolayer.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
 from kilolayer.huggingface.gpt2 import GPT2
@@ -21,6 +22,7 @@ from kilolayer.huggingface.marian import Marian
 from kilolayer.huggingface.opt import OPT
 from kilolayer.huggingface.pegasus import Pegasus
 from kilolayer.huggingface.qwen3 import Qwen3
+from kilolayer.huggingface.vit import ViT
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.models.fold import AnyModel, fold
 from kilolayer.models.spelled_out import spell_out
@@ -33,6 +35,8 @@ CLASSES: dict[Shape, tuple[ForeignClass, ...]] = {
     "encoder": (Bert(),),
 }
 """Candidate classes, by the shape of the model."""
+IMAGE_CLASSES: tuple[ForeignClass, ...] = (ViT(), Beit())
+"""Candidate classes for an image encoder. All are Pre-LN, so that no fold helps."""
 FIRST_READ: dict[Shape, int] = {"encoder_decoder": UNKNOWN, "decoder": END, "encoder": PAD}
 """By the shape of the model: the lowest id that text may contain, apart from padding."""
 
@@ -60,6 +64,8 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
 
     word_pieces: whether the vocabulary is WordPiece, without which BERT's class is of no use.
     """
+    if model.config.image is not None:
+        return _image_form(model)
     if model.config.vocab_size is None:
         return NoPlainForm("it has no vocabulary")
     if model.config.shape == "encoder" and not word_pieces:
@@ -77,6 +83,14 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
     # Prefer the class that has the model's own layers.
     nearest = min(reasons, key=lambda misfits: (any("layers are" in each for each in misfits), len(misfits)))
     return NoPlainForm("; ".join(nearest))
+
+
+def _image_form(model: AnyModel) -> PlainForm | NoPlainForm:
+    reasons = {foreign: list(foreign.misfits(model.config)) for foreign in IMAGE_CLASSES}
+    nearest, misfits = min(reasons.items(), key=lambda each: len(each[1]))
+    if misfits:
+        return NoPlainForm("; ".join(misfits))
+    return PlainForm(nearest, model, f"the recipe is {model.config.recipe.title}: its layers are Pre-LN", 0)
 
 
 def without_unused_tokens(model: AnyModel) -> AnyModel:

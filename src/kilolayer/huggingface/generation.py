@@ -18,7 +18,7 @@ NEVER_WRITTEN = (PAD, START)
 
 def special_tokens(source: Source, left_out: int = 0) -> dict[str, int]:
     """The special token ids of config.json and generation_config.json. left_out: number of first ids dropped."""
-    if source.model.config.vocab_size is None:
+    if source.model.config.vocab_size is None or source.model.config.image is not None:
         return {}
     # A language model has read the end token of a document before each beginning, and never a start token.
     start, end = (END if source.model.config.shape == "decoder" else START) - left_out, END - left_out

@@ -1,4 +1,4 @@
-"""Load Transformers checkpoints as Kilolayer models, without Transformers: BERT, GPT-2, Marian, OPT, Qwen3."""
+"""Load Transformers checkpoints as Kilolayer models, without Transformers: BEiT, BERT, GPT-2, Marian, OPT, Qwen3, ViT."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import as_path
+from kilolayer.huggingface.beit import Beit
 from kilolayer.huggingface.bert import Bert
 from kilolayer.huggingface.foreign_class import ForeignClass
 from kilolayer.huggingface.gpt2 import GPT2
 from kilolayer.huggingface.marian import Marian
 from kilolayer.huggingface.opt import OPT
 from kilolayer.huggingface.qwen3 import Qwen3
+from kilolayer.huggingface.vit import ViT
 from kilolayer.huggingface.weights import check_tensors, to_ours, to_theirs, under_own_name
 from kilolayer.models.adapt.pretrained import ENTRY
 from kilolayer.models.build import build_model
@@ -31,7 +33,9 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 
-FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Bert(), GPT2(), Marian(), OPT(), Qwen3())}
+FORMS: dict[str, ForeignClass] = {
+    form.model_type: form for form in (Beit(), Bert(), GPT2(), Marian(), OPT(), Qwen3(), ViT())
+}
 # Old parameter names, in checkpoints converted from TensorFlow.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
@@ -137,9 +141,10 @@ def from_huggingface(
 ) -> Encoder | Decoder | EncoderDecoder:
     """Load the model in a folder written by Transformers' `save_pretrained` as a Kilolayer model, in evaluation mode.
 
-    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian, OPT and Qwen3,
-    from safetensors. Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's
-    own tokenizer.
+    Supports BERT (the base model, with the masked-language-model head, or with a classifier), GPT-2, Marian, OPT, Qwen3, ViT
+    (the base model, or with a classifier) and BEiT without relative position bias (also with visual tokens), from safetensors.
+    Nothing is unpickled or downloaded, and Transformers is not needed. Token ids are those of the folder's own tokenizer;
+    pixels are normalized as its image processor does.
     """
     target = check_device(device)
     check_dtype(dtype)

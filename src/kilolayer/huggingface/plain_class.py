@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from kilolayer.errors import InputError
 from kilolayer.huggingface.form import NoPlainForm, PlainForm, find_form
 from kilolayer.huggingface.generation import generation_config, special_tokens
 from kilolayer.huggingface.marian import POSITIONS
@@ -16,11 +17,19 @@ from kilolayer.huggingface.remote_class import remote_files
 from kilolayer.huggingface.source import Source
 from kilolayer.huggingface.weights import to_theirs
 from kilolayer.layers.position import sinusoids
+from kilolayer.models.image_input import ImageInput
 
 
 def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and the names and contents of all files but the README."""
     form = find_form(source.model, source.positions, word_pieces=source.task.word_pieces)
+    image = source.model.config.image
+    if isinstance(form, NoPlainForm) and image is not None:
+        raise InputError(
+            f"no class of Transformers computes this model, because {form.why}",
+            where=str(source.folder),
+            fix="use it by kl.load; a model that is exported has a Pre-LN recipe, a class token and learned positions",
+        )
     if isinstance(form, NoPlainForm):
         return remote_files(source, form.why, source.task.tokenizer_files())
     config = _config(source, form)
@@ -29,6 +38,8 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
         "model.safetensors": save(_weights(source, form), metadata={"format": "pt"}),
         **source.task.tokenizer_files(form.left_out),
     }
+    if image is not None:
+        files["preprocessor_config.json"] = _json(image_processor(image))
     if form.model.config.shape != "encoder":
         files["generation_config.json"] = _json(generation_config(source, form.left_out))
     return config["architectures"][0], form.why, files
@@ -53,6 +64,22 @@ def _weights(source: Source, form: PlainForm) -> dict[str, Tensor]:
         table = sinusoids(torch.arange(source.positions), form.model.config.dim, torch.float32)
         found |= {name: table.clone() for name in POSITIONS}
     return found
+
+
+def image_processor(image: ImageInput) -> dict[str, Any]:
+    """What Transformers' image processor does before the model: resize, and normalize pixels to -1 to 1."""
+    height, width = image.sides
+    half = [0.5] * image.channels
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": {"height": height, "width": width},
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": half,
+        "image_std": half,
+    }
 
 
 def _json(table: dict[str, Any]) -> bytes:

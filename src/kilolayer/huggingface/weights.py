@@ -20,6 +20,8 @@ class Entry:
     transposed: theirs is [inputs, outputs] and ours [outputs, inputs].
     rows_before: extra rows at the beginning of their table.
     as_row: theirs is [1, n] and ours [n].
+    our_shape, their_shape: of both, if theirs has other axes.
+    absent: the index of a part of our fused tensor that theirs does not have, and that is 0.
     """
 
     ours: str
@@ -28,10 +30,16 @@ class Entry:
     rows_before: int = 0
     as_row: bool = False
     rows: tuple[int, ...] = ()
+    our_shape: tuple[int, ...] = ()
+    their_shape: tuple[int, ...] = ()
+    absent: int | None = None
 
     def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
         """Convert our tensor to theirs."""
-        parts = tensor.split(self.rows) if self.rows else tensor.chunk(len(self.theirs))
+        count = len(self.theirs) + (self.absent is not None)
+        parts = list(tensor.split(self.rows) if self.rows else tensor.chunk(count))
+        if self.absent is not None:
+            del parts[self.absent]
         return {name: self._part_to_theirs(part) for name, part in zip(self.theirs, parts, strict=True)}
 
     def to_ours(self, tensors: Sequence[Tensor]) -> Tensor:
@@ -41,11 +49,17 @@ class Entry:
         parts = [tensor.t() if self.transposed else tensor for tensor in tensors]
         if self.rows_before:
             parts = [part[self.rows_before :] for part in parts]
+        if self.our_shape:
+            parts = [part.reshape(self.our_shape) for part in parts]
+        if self.absent is not None:
+            parts.insert(self.absent, torch.zeros_like(parts[0]))
         return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
 
     def _part_to_theirs(self, part: Tensor) -> Tensor:
         if self.as_row:
             part = part[None]
+        if self.their_shape:
+            part = part.reshape(self.their_shape)
         if self.rows_before:
             part = torch.cat([part.new_zeros(self.rows_before, *part.shape[1:]), part])
         return (part.t() if self.transposed else part).contiguous()

@@ -211,7 +211,9 @@ class ModelConfig(LayerOptions):
         changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
         plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
         normed = any(plan.norms for plan in plans)
-        if changed and not normed and not self.embedding_norm and not self.qk_norm:
+        in_head = self.head is not None and self.head.pooler == "norm"
+        in_head = in_head or (self.map_head is not None and self.map_head.kind == "upernet")
+        if changed and not normed and not self.embedding_norm and not self.qk_norm and not in_head:
             raise UnusedOptionError(
                 f"{changed[0]} has no effect on the recipe {self.recipe.name!r}, which has no norms",
                 fix="remove it",

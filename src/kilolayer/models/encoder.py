@@ -54,7 +54,7 @@ class Encoder(Model):
         self.vocabulary = None if vocab_size is None or config.tie_embeddings or of_decoder else self._vocabulary(vocab_size)
         self.output_bias = None if of_decoder else self._output_bias()
         first = 0 if config.image is None else config.image.first_patch
-        self.head = None if config.head is None else SequenceHead(config.dim, config.head, first)
+        self.head = None if config.head is None else SequenceHead(config, config.head, first)
 
     def _allocate_input(self) -> None:
         config, vocab_size = self.config, self.config.vocab_size

@@ -17,8 +17,9 @@ class Head:
     """Number of outputs: one per class, or 1 if a number is predicted."""
     pool: Literal["first", "mean"] = "first"
     """What represents the sequence: the state of its first token, or the mean over all tokens that are not padding."""
-    pooler: Literal["tanh", "none"] = "tanh"
-    """What is between this and the output layer: "tanh", BERT's tanh(W x + b), or "none", as in image models."""
+    pooler: Literal["tanh", "norm", "none"] = "tanh"
+    """What is between this and the output layer: "tanh", BERT's tanh(W x + b), "norm", the model's norm as in BEiT, or
+    "none"."""
     dropout: float = bounded(0.1, least=0, below=1)
     """Dropout before the output layer."""
 

@@ -51,6 +51,11 @@ class KilolayerPreTrainedModel(PreTrainedModel):
     def model_config(cls, config: KilolayerConfig) -> ModelConfig:
         """The configuration of the wrapped model; raises if it has another shape."""
         found = config.model_config
+        if found.image is not None:
+            raise OptionError(
+                f"{cls.__name__} reads text, and this model images",
+                fix="use it by kl.load_model; kl.export writes image encoders that ViT or BEiT compute",
+            )
         if found.shape not in cls.shapes:
             raise OptionError(
                 f"{cls.__name__} does not support a model of the shape {found.shape!r}",
