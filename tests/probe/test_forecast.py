@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_runs import SMALL, table, write_corpus
+from small_runs import LAYERED, SMALL, table, write_corpus
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -205,7 +205,7 @@ def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, 
 
 
 @pytest.mark.matrix(2)
-@pytest.mark.parametrize("task", sorted(SMALL))
+@pytest.mark.parametrize("task", LAYERED)
 def test_every_task_is_forecast_by_command(
     task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,10 +16,12 @@ from small_classifiers import classify_table, write_examples
 from undrawn_charts import undrawn_charts
 
 from kilolayer.config import build, merge
+from kilolayer.data.drawn_images import drawn_images
 from kilolayer.data.grammar import pairs
 from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run, cache_folder, prepare
+from kilolayer.tasks import registry
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
@@ -29,7 +31,7 @@ TIMES = {"seconds", "tokens_per_second"}
 
 
 def write_corpus(folder: Path) -> Path:
-    """train, valid and test of English and German, of documents, and of labelled sentences; the test part is small."""
+    """train, valid and test of English and German, documents, labelled sentences and images; the test part is small."""
     sentences = list(pairs(240, seed=1, unseen=False))
     for part, chosen in {"train": sentences[:200], "valid": sentences[200:220], "test": sentences[220:228]}.items():
         for side, language in enumerate(("en", "de")):
@@ -38,6 +40,7 @@ def write_corpus(folder: Path) -> Path:
         # Documents of one word, of one sentence, of two.
         documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
         (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    drawn_images(folder / "images", size=8, counts={"train": 24, "valid": 8, "test": 6})
     return write_examples(folder)
 
 
@@ -93,13 +96,34 @@ def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
+def tokenizer_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small image tokenizer of the corpus's images, with `sections` laid over it."""
+    small = {
+        "task": "image_tokenizer",
+        "model": {"dim": 8, "codes": 16, "code_dim": 4, "blocks": 0},
+        "images": {"size": 8, "rows": 8, **{part: str(corpus / "images" / part) for part in ("train", "valid", "test")}},
+        "train": table(corpus)["train"],
+    }
+    return merge(small, sections)
+
+
 SMALL: dict[str, Callable[..., dict[str, Any]]] = {
     "translation": table,
     "causal_lm": text_table,
     "masked_lm": masked_table,
     "classify": classify_table,
+    "image_tokenizer": tokenizer_table,
 }
 """The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
+
+
+def brings_model(task: str) -> bool:
+    """Whether a task brings a model of its own, without layers that are known."""
+    return registry.get(task).load_config().brings_model()
+
+
+LAYERED = sorted(task for task in SMALL if not brings_model(task))
+"""The tasks whose models are Transformers."""
 
 
 def new_run_of(task: str, folder: Path, corpus: Path, **sections: dict[str, Any]) -> Run:
