@@ -23,7 +23,7 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run, load_weights
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
-from tests.fixtures.small_runs import SMALL, bytes_of, last_checkpoint, new_run_of, task_of
+from tests.fixtures.small_runs import LAYERED, SMALL, bytes_of, last_checkpoint, new_run_of, task_of
 
 SLOW = pytest.mark.slow
 SPARSE = {"moe": {"experts": 2, "every": 1}}
@@ -36,7 +36,7 @@ def trained(folder: Path, corpus: Path, task: str, **sections: dict[str, Any]) -
     return run
 
 
-@pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "masked_lm")])
+@pytest.mark.parametrize("task", ["masked_lm", *(pytest.param(task, marks=SLOW) for task in LAYERED if task != "masked_lm")])
 def test_a_configuration_of_every_task_is_diagnosed(tmp_path: Path, corpus: Path, task: str) -> None:
     path = tmp_path / "small.toml"
     options = {"schedule": "warmup_stable_decay", "decay_steps": 2, "min_lr": 1e-4, "optimizer": "radam"}
@@ -71,7 +71,7 @@ def test_a_configuration_is_measured_on_its_own_device_and_threads(corpus: Path,
     assert threads == [3, torch.get_num_threads()] * 2
 
 
-@pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in SMALL if task != "classify")])
+@pytest.mark.parametrize("task", ["classify", *(pytest.param(task, marks=SLOW) for task in LAYERED if task != "classify")])
 def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tmp_path: Path, corpus: Path, task: str) -> None:
     run = trained(tmp_path / "run", corpus, task)
     before = {name: bytes_of(tensor) for name, tensor in last_checkpoint(run).model.items()}

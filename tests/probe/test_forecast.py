@@ -25,7 +25,7 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.schedule import learning_rate
-from tests.fixtures.small_runs import SMALL, table
+from tests.fixtures.small_runs import LAYERED, SMALL, table
 
 ROOT = Path(__file__).parents[2]
 RATES = [1e-4 * 2**step for step in range(12)]
@@ -201,7 +201,7 @@ def test_a_configuration_in_fp16_is_forecast_by_steps_in_fp32(small: RunConfig, 
 
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize("task", sorted(SMALL))
+@pytest.mark.parametrize("task", LAYERED)
 def test_every_task_is_forecast_by_command(
     task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks import registry
 from kilolayer.training.loop import train
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_runs import SMALL, last_checkpoint, new_run_of, stopped_and_resumed, task_of
+from tests.fixtures.small_runs import SMALL, brings_model, last_checkpoint, new_run_of, stopped_and_resumed, task_of
 from tests.training import shared_runs
 
 CALIBRATED = next(name for name in recipes.names() if recipes.get(name).calibration() is not None)
@@ -39,8 +39,16 @@ FACTORS: dict[str, dict[str, dict[str, Any]]] = {
 Case = tuple[str, ...]
 
 
+OWN_MODEL = ("dense", recipes.DEFAULT, None, None, "all")
+"""What a task that brings its model has of the factors that are about Transformers; None: every value."""
+
+
 def all_cases() -> list[Case]:
-    return list(product(sorted(SMALL), *FACTORS.values()))
+    return [case for case in product(sorted(SMALL), *FACTORS.values()) if not brings_model(case[0]) or fits_own_model(case[1:])]
+
+
+def fits_own_model(chosen: Case) -> bool:
+    return all(needed in (None, value) for needed, value in zip(OWN_MODEL, chosen, strict=True))
 
 
 def pairwise(cases: Sequence[Case]) -> list[Case]:
@@ -64,11 +72,11 @@ def cases() -> list[Any]:
     return [pytest.param(case[0], case[1:], marks=marks[case], id=" ".join(case)) for case in all_cases()]
 
 
-def sections(chosen: Case) -> dict[str, Any]:
+def sections(task: str, chosen: Case) -> dict[str, Any]:
     merged: dict[str, Any] = {"train": {"steps": 6, "keep": 9}}
     for values, name in zip(FACTORS.values(), chosen, strict=True):
         merged = merge(merged, values[name])
-    return merged
+    return {name: table for name, table in merged.items() if name != "model" or not brings_model(task)}
 
 
 def test_every_registered_task_is_tested_here() -> None:
@@ -80,7 +88,7 @@ def test_every_registered_task_is_tested_here() -> None:
 def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not_and_is_scored_and_shown(
     task: str, chosen: Case, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole, broken = (new_run_of(task, tmp_path / name, corpus, **sections(chosen)) for name in ("whole", "broken"))
+    whole, broken = (new_run_of(task, tmp_path / name, corpus, **sections(task, chosen)) for name in ("whole", "broken"))
     stopped_and_resumed(whole, broken, monkeypatch)
     losses = [row["loss"] for row in read_metrics(whole.folder) if row["kind"] == "train"]
     assert len(losses) == 6
@@ -127,7 +135,11 @@ def test_two_processes_train_as_one_that_reads_both_batches(
     task: str, experts: str, tmp_path: Path, corpus: Path, pool: ProcessPool
 ) -> None:
     # With a larger eps an update is no amplifier of rounding.
-    smooth = merge(FACTORS["experts"][experts], {"model": {"dropout": 0.0}, "train": {"eps": 1e-3, "lr": 1e-3, "steps": 4}})
+    smooth: dict[str, Any] = {"train": {"eps": 1e-3, "lr": 1e-3, "steps": 4}}
+    if not brings_model(task):
+        smooth = merge(FACTORS["experts"][experts], {"model": {"dropout": 0.0}, **smooth})
+    elif experts == "sparse":
+        pytest.skip("a model of the task's own has no experts")
     one = new_run_of(task, tmp_path / "one", corpus, **merge(smooth, {"train": {"accumulate": 2}}))
     two = new_run_of(task, tmp_path / "two", corpus, **smooth)
     assert train(one, task_of(one)) == 0

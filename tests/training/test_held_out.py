@@ -32,10 +32,11 @@ def stopped(task: str, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyP
 
 
 def shorten(corpus: Path, part: str) -> None:
-    """Take the last line away, in each of its forms and languages."""
+    """Take the last line away, in each of its forms and languages, and the last image."""
     for path in corpus.glob(f"{part}.*"):
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         path.write_text("".join(lines[:-1]), encoding="utf-8")
+    max((corpus / "images" / part).rglob("*.png")).unlink()
 
 
 @pytest.mark.matrix(4)
@@ -53,6 +54,7 @@ def test_another_validation_part_is_refused_until_it_is_put_back_and_another_tes
     assert f'train={{"start_from": "{run.folder}"}}' in caught.value.fix
     for path in corpus.glob("valid.*"):
         shutil.copy(path, tmp_path / "corpus")
+    shutil.copytree(corpus / "images/valid", tmp_path / "corpus/images/valid", dirs_exist_ok=True)
     assert train(run, task_of(run), resume=True) == 0
     assert TOLD in (run.folder / "log.txt").read_text()
     assert [row["text"] for row in read_metrics(run.folder) if row.get("change")] == [TOLD]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.models.codebook import Codebook, CodebookSums, Quantized
-from kilolayer.models.image_tokenizer_config import NORM_GROUPS, ImageTokenizerConfig, prime_factors
+from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig, prime_factors
 from kilolayer.models.trainable import Trainable
 
 
@@ -23,17 +23,18 @@ class TokenizedImages:
 
 
 class ResidualBlock(nn.Module):
-    """x + W2 f(N2(W1 f(N1(x)))), convolutions of 3 x 3; f is SiLU, N a group norm."""
+    """x + W2 f(W1 f(x)), convolutions of 3 x 3; f is SiLU.
+
+    There are no norms: over an image they would take away its brightness, and let a code depend on all of its patches.
+    """
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = (nn.GroupNorm(NORM_GROUPS, dim) for _ in range(2))
         self.conv1, self.conv2 = (nn.Conv2d(dim, dim, 3, padding=1) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, dim, rows, columns] to the same."""
-        y = self.conv1(F.silu(self.norm1(x)))
-        return x + self.conv2(F.silu(self.norm2(y)))
+        return x + self.conv2(F.silu(self.conv1(F.silu(x))))
 
 
 class ImageTokenizer(Trainable):
@@ -46,7 +47,6 @@ class ImageTokenizer(Trainable):
             nn.Conv2d(config.channels, dim, 3, padding=1),
             *(part for factor in factors for part in (_down(factor, dim), ResidualBlock(dim))),
             *(ResidualBlock(dim) for _ in range(config.blocks)),
-            nn.GroupNorm(NORM_GROUPS, dim),
             nn.SiLU(),
             nn.Conv2d(dim, config.code_dim, 1),
         )
@@ -55,10 +55,25 @@ class ImageTokenizer(Trainable):
             nn.Conv2d(config.code_dim, dim, 1),
             *(ResidualBlock(dim) for _ in range(config.blocks)),
             *(part for factor in reversed(factors) for part in (ResidualBlock(dim), _up(factor, dim))),
-            nn.GroupNorm(NORM_GROUPS, dim),
             nn.SiLU(),
             nn.Conv2d(dim, config.channels, 3, padding=1),
         )
+        self._initialize()
+
+    def _initialize(self) -> None:
+        """He's weights without biases, and residual blocks that begin as the identity.
+
+        The vectors of patches are then as different as the patches. Those of torch's weights differ little beside the biases,
+        and share a few codes for long.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+                assert module.bias is not None
+                nn.init.zeros_(module.bias)
+        for module in self.modules():
+            if isinstance(module, ResidualBlock):
+                nn.init.zeros_(module.conv2.weight)
 
     def forward(self, images: Tensor, real: Tensor | None = None) -> TokenizedImages:
         """Reconstruct images from their codes; real: bool [batch], False at images that do not count."""

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from kilolayer.models.image_tokenizer import ImageTokenizer
 
-NORM_GROUPS = 8
-"""Groups of each group norm."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokenizerConfig(TrainableConfig):
@@ -38,21 +35,19 @@ class ImageTokenizerConfig(TrainableConfig):
     """Size of a code's vector."""
     distance: Literal["cosine", "euclidean"] = "cosine"
     """By which the nearest code is found."""
-    dim: int = bounded(128, least=NORM_GROUPS, most=2**14)
-    """Channels of the convolutions, a multiple of 8."""
+    dim: int = bounded(128, least=1, most=2**14)
+    """Channels of the convolutions."""
     blocks: int = bounded(2, least=0, most=1000)
     """Residual blocks of encoder and decoder at the size of the grid of codes, besides one for each halving of the image."""
     decay: float = bounded(0.99, least=0, below=1)
     """Decay rate of the running means that the codes follow."""
-    commitment: float = bounded(0.25, least=0, most=1000)
+    commitment: float = bounded(0.05, least=0, most=1000)
     """Weight of the loss that pulls the encoder's output to its codes."""
     restart: float = bounded(0.03, least=0, most=0.5)
     """A code that is used less than this share of even use moves to one that is used much; 0: never."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.dim % NORM_GROUPS:
-            raise OptionError(f"dim is {self.dim}", fix=f"choose a multiple of {NORM_GROUPS}")
         for name in ("height", "width"):
             if (side := getattr(self, name)) % self.patch:
                 raise OptionError(
