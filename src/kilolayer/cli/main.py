@@ -62,7 +62,8 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return its exit code.
 
-    0 done, 1 a run of a comparison failed or an image could not be read, 2 an error of the user or the machine, 128 + n ended by signal n.
+    0 done, 1 a run of a comparison failed or an image could not be read, 2 an error of the user or the machine, 128 + n ended
+    by signal n.
     """
     if arguments is None:
         terminal.prepare()

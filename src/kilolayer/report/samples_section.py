@@ -11,6 +11,8 @@ from kilolayer.report.record import Entry, Record
 
 SHOWN, OPEN = 30, 5
 """Number of samples on the page, and how many of them are not collapsed."""
+PICTURE = re.compile(r"data:image/(png|jpeg);base64,[A-Za-z0-9+/]+={0,2}")
+OPEN_PICTURES = 12
 LONGEST = 2000
 """Maximum number of words that are compared, since the time is quadratic."""
 
@@ -25,22 +27,32 @@ class Piece:
 
 @dataclass(frozen=True)
 class SamplePart:
-    """One text of a sample, such as its source."""
+    """One text of a sample, such as its source; or a picture, whose text is a data URI."""
 
     kind: str
     title: str
     pieces: list[Piece]
 
+    @property
+    def picture(self) -> str | None:
+        """The data URI, if it is one of an image."""
+        text = "".join(piece.text for piece in self.pieces)
+        return text if PICTURE.fullmatch(text) else None
+
 
 @dataclass(frozen=True)
 class Samples:
-    """The first samples of a run, the collapsed ones, and how many more there are. marked: whether any word is marked."""
+    """The first samples of a run, the collapsed ones, and how many more there are.
+
+    marked: whether any word is marked. pictured: whether they have pictures.
+    """
 
     title: str
     blocks: list[list[SamplePart]]
     folded: list[list[SamplePart]]
     left_out: int
     marked: bool
+    pictured: bool
 
 
 def samples_section(record: Record) -> Samples:
@@ -60,7 +72,9 @@ def samples_section(record: Record) -> Samples:
         blocks.append([SamplePart(kind, parts(sample)[kind], found) for kind, found in pieces.items()])
     title = "Samples" if known is None else known.title
     marked = any(piece.differs for block in blocks for part in block for piece in part.pieces)
-    return Samples(title, blocks[:OPEN], blocks[OPEN:], max(0, len(record.samples) - SHOWN), marked)
+    pictured = any(part.picture for block in blocks for part in block)
+    shown = OPEN_PICTURES if pictured else OPEN
+    return Samples(title, blocks[:shown], blocks[shown:], max(0, len(record.samples) - SHOWN), marked, pictured)
 
 
 def differing(wanted: str, found: str) -> tuple[list[Piece], list[Piece]]:

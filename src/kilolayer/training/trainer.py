@@ -274,7 +274,7 @@ class Trainer:
             self.placement.calibrate(tuple(each.to(self.device) for each in whole))
 
     def _count_tokens(self, ids: Tensor) -> int:
-        """The number of tokens in a batch [rows, length, ...] that are not padding, as far as the ids show it; or of patches."""
+        """The number of tokens in a batch [rows, length, ...] that are not padding, as far as the ids show it; or patches."""
         pad, image = self.model.config.pad_id, self.model.config.image
         if image is not None:
             return ids.shape[0] * image.length

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kilolayer.config import Table
+from kilolayer.config import Table, merge
 from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.errors import InputError
@@ -14,8 +14,8 @@ from kilolayer.models.config import Shape
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 
-# Usual for small ViTs: AdamW with weight decay 0.05, cosine decay, label smoothing 0.1. The learning rates, the number of epochs
-# and the share of the warm-up are our choice.
+# Usual for small ViTs: AdamW with weight decay 0.05, cosine decay, label smoothing 0.1. The learning rates, the number of
+# epochs and the share of the warm-up are our choice.
 TRAINING: Table = {
     "schedule": "cosine",
     "label_smoothing": 0.1,
@@ -26,6 +26,13 @@ OPTIMIZER: Table = {"optimizer": "adamw", "weight_decay": 0.05, "beta2": 0.999}
 FROM_SCRATCH: Table = {"lr": 1e-3}
 FINE_TUNING: Table = {"lr": 5e-4, "layer_decay": 0.75}
 EPOCHS, WARMUP = 100, 0.05
+DRAWN: Table = {
+    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128, "image": {"patch": 8}},
+    "images": {"rows": 60},
+    "train": {"lr": 2e-3},
+}
+DRAWN_EPOCHS = 25
+"""What learns the drawn shapes within half a minute on a CPU."""
 SMALL, SMALL_PATCH, PATCH = 64, 4, 16
 """Images of up to `SMALL` pixels a side are cut into patches of 4 pixels, larger ones into those of ViT."""
 OF_PATCHES = ("vocab_size", "output_transform", "output_bias", "map_head", "head")
@@ -67,7 +74,8 @@ class ClassifyImageConfig(RunConfig):
         started = train.get("start_from", "none") != "none"
         own = {**TRAINING, **(FINE_TUNING if started else FROM_SCRATCH)}
         own |= {} if "optimizer" in train else OPTIMIZER
-        own |= {} if "steps" in train else {"epochs": EPOCHS}
+        drawn = not started and images.get("train", "none") == "none"
+        own |= {} if "steps" in train else {"epochs": DRAWN_EPOCHS if drawn else EPOCHS}
         own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
         size = images.get("size", ImagesConfig.size)
         known = isinstance(size, int | str) and not isinstance(size, bool)
@@ -78,7 +86,7 @@ class ClassifyImageConfig(RunConfig):
             "patch": SMALL_PATCH if small else PATCH,
         }
         model = {"positions": "learned", "activation": "gelu", "image": image, "head": {"pooler": "none", "dropout": 0.0}}
-        return {"model": model, "train": own}
+        return merge({"model": model, "train": own}, DRAWN if drawn else {})
 
     def faults(self) -> Iterator[Fault]:
         model, images = self.model, self.images
@@ -92,7 +100,7 @@ class ClassifyImageConfig(RunConfig):
         assert image is not None
         yield (
             (image.sides, image.channels) != (images.sides, images.channels),
-            f"the model reads images of {_form(image.sides, image.channels)}, but [images] has {_form(images.sides, images.channels)}",
+            f"the model reads {_form(image.sides, image.channels)}, but [images] has {_form(images.sides, images.channels)}",
             "model.image",
             "remove size and channels: those of [images] are taken",
         )

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike, fsdecode
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
+from kilolayer.data.drawn_images import given_or_drawn
 from kilolayer.data.image_decoding import LEFT_OUT, SUFFIXES, decode, require_vision
+from kilolayer.data.image_set import ImageSet
 from kilolayer.data.image_source import LARGEST, ImageSource
-from kilolayer.data.images import normalized
+from kilolayer.data.images import find_images, normalized, read_images
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.evaluate.predictions import probabilities
+from kilolayer.evaluate.robustness import Robustness, measure_robustness
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
+from kilolayer.models.encoder import Encoder
+from kilolayer.runs.run import cache_folder
 from kilolayer.runs.trained_run import TrainedRun, batched
 from kilolayer.tasks.classify_image.config import ClassifyImageConfig
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-Source = "str | PathLike[str] | Image | np.ndarray | torch.Tensor"
-"""A file, a folder or an archive; an image of Pillow; or pixels, uint8 [height, width] or [height, width, channels]."""
 Found = tuple[str, bytes | str]
 """The name of an image, and its file; or why there is none."""
 
@@ -69,9 +69,35 @@ class ImageClassifier(TrainedRun):
     def classifications(self, images: Any) -> Iterator[ImagePrediction]:
         """Yield the predictions for many images, a batch of which is read ahead; those of `classify` for a list."""
         require_vision()
-        one = isinstance(images, str | PathLike) or not isinstance(images, Iterable)
-        files = (found for number, each in enumerate([images] if one else images, 1) for found in files_of(each, number))
+        listed: Iterable[Any] = [images] if isinstance(images, str | PathLike) else images
+        files = (found for number, each in enumerate(listed, 1) for found in files_of(each, number))
         return (each for some in batched(files, self.config.images.rows) for each in self._classify(some))
+
+    def corruptions(
+        self,
+        test: str | PathLike[str] | None = None,
+        *,
+        most: int | None = None,
+        seed: int = 0,
+        show: Callable[[str], None] | None = None,
+    ) -> Robustness:
+        """Errors on corrupted images: fifteen corruptions at five strengths, and sketches. Same seed, same numbers.
+
+        test: a folder of images by class, instead of the run's own test (or else validation) images. most: only so many images,
+        from all over the set. show: called with the name of what is measured next.
+        """
+        model = self.reader
+        assert isinstance(model, Encoder)
+        return measure_robustness(model, self._test_images(test), self.config.images.rows, most=most, seed=seed, show=show)
+
+    def _test_images(self, test: str | PathLike[str] | None) -> ImageSet:
+        if test is not None:
+            return read_images(fsdecode(test), self.config.images, cache_folder())
+        parts = find_images(given_or_drawn(self.config.images, cache_folder()), cache_folder())
+        images = parts.test or parts.valid
+        if images is None:
+            raise InputError("the run has no test images", where=str(self.folder), fix="name a folder of them: test")
+        return images
 
     @torch.inference_mode()
     def _classify(self, files: list[Found]) -> list[ImagePrediction]:
@@ -128,7 +154,7 @@ def _file_of(image: Any, number: int) -> bytes:
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     if not isinstance(image, Image.Image):
         raise InputError(
-            f"this is {shown(image) if not isinstance(image, np.ndarray) else f'an array of {image.dtype} {list(image.shape)}'}",
+            f"this is {f'{image.dtype} of shape {list(image.shape)}' if isinstance(image, np.ndarray) else shown(image)}",
             where=f"image {number}",
             fix="give a path, an image of Pillow, or pixels: uint8 [height, width, channels]",
         )

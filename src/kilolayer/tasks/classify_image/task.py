@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,9 +19,11 @@ from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import ImageBatches
 from kilolayer.data.image_set import ImageSet
+from kilolayer.data.image_uri import data_uri
 from kilolayer.data.images import ImageParts, find_images, read_images
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.image_labels import ImageScores, measure_images, predict_images
+from kilolayer.evaluate.predictions import probabilities
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.head import Head
 from kilolayer.runtime.recorder import Recorder
@@ -30,6 +33,8 @@ from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
 
+SAMPLES = 12
+"""Images in the report that are right, and that are wrong."""
 CONFUSION, CLASSES = "confusion", "classes"
 """Keys of scores.json: counts [class, predicted class], and the names of the classes."""
 NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder.", "patches.mask_token")
@@ -138,7 +143,26 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
         scores = measure_images(found, images.labels)
         tables = {"test" if self.test is not None else VALIDATION: _score_table(scores)}
         details = {CLASSES: list(self.classes), CONFUSION: scores.confusion.tolist()}
-        write_results(folder, [], tables | details, weights)
+        write_results(folder, samples_of(images, found), tables | details, weights)
+
+
+def samples_of(images: ImageSet, scores: np.ndarray) -> list[dict[str, str]]:
+    """A few images with their predictions, right and wrong by turns: those from all over the set, and the surest mistakes."""
+    assert images.labels is not None
+    found, shares = scores.argmax(axis=1), probabilities(scores).max(axis=1)
+    right, wrong = np.flatnonzero(found == images.labels), np.flatnonzero(found != images.labels)
+    spread = right[np.unique(np.linspace(0, len(right) - 1, SAMPLES).astype(np.int64))] if len(right) else right
+    surest = wrong[np.argsort(-shares[wrong], kind="stable")][:SAMPLES]
+    turns = [index for pair in zip_longest(spread.tolist(), surest.tolist()) for index in pair if index is not None]
+    return [
+        {
+            "image": data_uri(images.pixels[index]),
+            "name": images.names[index],
+            "label": images.classes[images.labels[index]],
+            "prediction": f"{images.classes[found[index]]}, {shares[index]:.1%}",
+        }
+        for index in turns
+    ]
 
 
 def shares_of(labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
