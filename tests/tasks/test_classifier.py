@@ -18,7 +18,7 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_classifiers import classify_table, created, new_classifier, write_examples
+from tests.fixtures.small_classifiers import classify_table, created, new_classifier
 from tests.fixtures.small_runs import last_checkpoint, stopped_and_resumed, task_of
 from tests.training import shared_runs
 
@@ -30,11 +30,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     },
     "bf16, experts": {"model": {"moe": {"experts": 4}}, "train": {"precision": "bf16", "layer_decay": 0.9}},
 }
-
-
-@pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_examples(tmp_path_factory.mktemp("examples"))
 
 
 @pytest.mark.matrix(2)

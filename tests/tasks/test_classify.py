@@ -16,15 +16,10 @@ from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError, OptionError
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
-from tests.fixtures.small_classifiers import classify_table, write_examples
+from tests.fixtures.small_classifiers import classify_table
 
 NUMBERS = {"examples": {"kind": "number", "label": "score"}}
 PAIRS = {"examples": {"second": "b", "length": 70}}
-
-
-@pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_examples(tmp_path_factory.mktemp("examples"))
 
 
 def config_of(examples: Path, /, **sections: dict[str, Any]) -> ClassifyConfig:
