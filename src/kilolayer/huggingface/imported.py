@@ -33,9 +33,7 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 
-FORMS: dict[str, ForeignClass] = {
-    form.model_type: form for form in (Beit(), Bert(), GPT2(), Marian(), OPT(), Qwen3(), ViT())
-}
+FORMS: dict[str, ForeignClass] = {form.model_type: form for form in (Beit(), Bert(), GPT2(), Marian(), OPT(), Qwen3(), ViT())}
 # Old parameter names, in checkpoints converted from TensorFlow.
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from kilolayer.config import bounded
 from kilolayer.errors import OptionError
+from kilolayer.importing import import_class
 from kilolayer.models.trainable_config import TrainableConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kilolayer.models.image_tokenizer import ImageTokenizer
+    from kilolayer.models.trainable import Trainable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +70,8 @@ class ImageTokenizerConfig(TrainableConfig):
         rows, columns = self.grid
         return f"{rows} x {columns} of {self.codes:,} codes, convolutions of {self.dim} channels"
 
-    def build(self) -> ImageTokenizer:
-        from kilolayer.models.image_tokenizer import ImageTokenizer
-
-        return ImageTokenizer(self)
+    def build(self) -> Trainable:
+        return import_class("kilolayer.models.image_tokenizer:ImageTokenizer", "model")(self)
 
     def inputs(self, rows: int) -> tuple[Tensor, ...]:
         import torch
