@@ -34,7 +34,7 @@ def ran_fast(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
         seen.append(block)
         return run_layer(block, *rest)
 
-    monkeypatch.setattr("kilolayer.speed.fast_stack.run_layer", noted)
+    monkeypatch.setattr("kilolayer.speed.compiler.run_layer", noted)
     return seen
 
 
