@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from naive_transformer import NaiveTransformer, add_sinusoids
-from test_equations import EQUATIONS
-from tiny_models import HEADS, PADDING, SHAPES, SOURCE, build, randomise
+from tests.recipes.naive_transformer import NaiveTransformer, add_sinusoids
+from tests.recipes.test_equations import EQUATIONS
+from tests.recipes.tiny_models import HEADS, PADDING, SHAPES, SOURCE, build, randomise
 from torch import Tensor, nn
 
 REAL = SOURCE != PADDING

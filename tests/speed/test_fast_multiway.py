@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from plain_and_fast import SIZES, assert_close, assert_equal, build, errors, exact_form, run
+from tests.speed.plain_and_fast import SIZES, assert_close, assert_equal, build, errors, exact_form, run
 
 import kilolayer as kl
 from kilolayer.layers.norms.layer import LayerNorm

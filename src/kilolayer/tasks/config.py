@@ -123,6 +123,10 @@ class RunConfig:
             others = [each.name for each in registry.all_of() if each.load_config().shape == shape]
             fixes = ["remove model.shape", *(f'set task = "{name}"' for name in others)]
             raise OptionError(f"{title} cannot be trained in the shape {shape!r}", where="model", fix=", or ".join(fixes))
+        if self.model.multiway is not None and registry.is_built_in(registry.get(self.task)):
+            raise OptionError(
+                f"{title} reads one modality, and multiway has weights for two", where="model", fix="remove model.multiway"
+            )
 
     def _check_own_model(self) -> None:
         """Set and check the options of training that are about layers: a model of the task's own has none that are known."""
