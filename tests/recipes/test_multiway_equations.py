@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from tests.recipes.naive_transformer import NaiveTransformer, add_sinusoids
 from tests.recipes.test_equations import EQUATIONS
 from tests.recipes.tiny_models import HEADS, PADDING, SHAPES, SOURCE, build, randomise
-from torch import Tensor, nn
 
 REAL = SOURCE != PADDING
 CASES = [

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.speed.plain_and_fast import SIZES, assert_close, assert_equal, build, errors, exact_form, run
 
 import kilolayer as kl
 from kilolayer.layers.norms.layer import LayerNorm
@@ -14,6 +13,7 @@ from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.operators import kernels
+from tests.speed.plain_and_fast import SIZES, assert_close, assert_equal, build, errors, exact_form, run
 
 pytestmark = pytest.mark.filterwarnings("default")  # the compiler warns about itself
 LENGTH = 6
