@@ -16,6 +16,7 @@ from small_classifiers import classify_table, write_examples
 from undrawn_charts import undrawn_charts
 
 from kilolayer.config import build, merge
+from kilolayer.data.drawn_images import drawn_images
 from kilolayer.data.grammar import pairs
 from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
@@ -38,6 +39,7 @@ def write_corpus(folder: Path) -> Path:
         # Documents of one word, of one sentence, of two.
         documents = [text for english, _ in chosen for text in (english.split()[-1], english, f"{english} {english}")]
         (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    drawn_images(folder / "images", 16, {"train": 30, "valid": 12, "test": 12})
     return write_examples(folder)
 
 
@@ -93,11 +95,25 @@ def masked_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
     return merge({**shared, **small}, sections)
 
 
+def image_table(corpus: Path, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a small classifier of the corpus's images, with `sections` laid over it."""
+    images = {part: str(corpus / "images" / part) for part in ("train", "valid", "test")}
+    small = {
+        "task": "classify_image",
+        "model": {"image": {"patch": 8}},
+        "images": {**images, "size": 16, "rows": 8},
+        "augment": {"cutmix": 1.0, "mixed": 0.5},
+    }
+    shared = {name: table(corpus)[name] for name in ("model", "train")}
+    return merge(merge(shared, small), sections)
+
+
 SMALL: dict[str, Callable[..., dict[str, Any]]] = {
     "translation": table,
     "causal_lm": text_table,
     "masked_lm": masked_table,
     "classify": classify_table,
+    "classify_image": image_table,
 }
 """The configuration of a small run of each task on the corpus, with tables laid over it. Every registered task has one."""
 
