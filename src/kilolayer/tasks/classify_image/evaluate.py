@@ -27,7 +27,6 @@ def add_flags(parser: Flags) -> None:
     parser.add_argument(
         "--most", type=int_between(1, 10**9), metavar="N", help="corrupt only N images, from all over the set [all]"
     )
-    parser.add_argument("--seed", type=int_between(0, 2**63 - 1), metavar="N", help="seed of what the corruptions draw [0]")
 
 
 def evaluate(run: Run, options: argparse.Namespace) -> int:
@@ -37,9 +36,8 @@ def evaluate(run: Run, options: argparse.Namespace) -> int:
 
     if options.corruptions:
         return _evaluate_corruptions(run, options)
-    for flag in ("most", "seed"):
-        if getattr(options, flag) is not None:
-            raise OptionError(f"--{flag} has no effect without --corruptions", where=str(options.run), fix="remove it")
+    if options.most is not None:
+        raise OptionError("--most has no effect without --corruptions", where=str(options.run), fix="remove it")
     if options.test:
         scores = score_text(run, OtherText(tuple(options.test)), device=options.device)
     else:
@@ -66,9 +64,7 @@ def _evaluate_corruptions(run: Run, options: argparse.Namespace) -> int:
     if len(options.test) > 1:
         raise OptionError("one folder at a time is corrupted", where="--test", fix="name one")
     live = LiveLine()
-    found = ImageClassifier(run, device=options.device).corruptions(
-        *options.test, most=options.most, seed=options.seed or 0, show=live.show
-    )
+    found = ImageClassifier(run, device=options.device).corruptions(*options.test, most=options.most, show=live.show)
     live.clear()
     if options.json:
         show_json(found.table())
