@@ -271,7 +271,7 @@ def check_names(names: Sequence[str], source: ImageSource) -> None:
 
 
 def mapped(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """The bytes of a file as uint8 of this shape, read from disk when they are used."""
+    """A file as an array of bytes that is read when it is needed."""
     if path.stat().st_size != math.prod(shape):
         raise ValueError(f"{path.name} has another size")
     return np.memmap(path, np.uint8, "r", shape=shape)
