@@ -198,7 +198,7 @@ def test_it_starts_from_the_body_of_a_model_of_masked_images_of_another_size(ima
 )
 def test_contradictions_are_refused(images: Path, sections: dict[str, Any], what: str) -> None:
     with pytest.raises(OptionError, match=what):
-        build(RunConfig, table(images, **sections))
+        build(RunConfig, merge(table(images), sections))
 
 
 def test_the_plan_counts_patches(images: Path) -> None:
