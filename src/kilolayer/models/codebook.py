@@ -124,7 +124,8 @@ class CodebookSums:
 
     def end_step(self, finite: Tensor) -> None:
         """Let the codes follow the sums if the step is `finite`."""
-        self.codebook.follow(*self.of_step, finite)
+        count, total = self.of_step
+        self.codebook.follow(count, total, finite)
         self.discard_step()
 
     def discard_step(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,7 +22,7 @@ class TrainedImageTokenizer(TrainedRun):
     @property
     def grid(self) -> tuple[int, int]:
         """Rows and columns of codes of an image."""
-        return self.reader.grid  # pyright: ignore[reportAttributeAccessIssue]
+        return cast("tuple[int, int]", self.reader.grid)  # pyright: ignore[reportAttributeAccessIssue]
 
     @torch.inference_mode()
     def encode(self, images: Tensor | np.ndarray) -> Tensor:
