@@ -194,6 +194,7 @@ def test_recipes_lists_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in lines if line in kl.recipes.names()] == kl.recipes.names()
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", kl.recipes.names())
 def test_every_recipe_can_be_described(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", name]) == 0
@@ -249,6 +250,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("line", "message"), MISTAKES.items())
 def test_mistakes_are_told_in_three_lines(line: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch) -> None:
     monkeypatch.chdir(ROOT)

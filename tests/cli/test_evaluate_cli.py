@@ -120,6 +120,7 @@ def test_a_file_that_is_no_sentencepiece_model_is_refused_in_three_lines(several
     assert ("not a SentencePiece model" in lines[0], str(config) in lines[1]) == (True, True)
 
 
+@pytest.mark.slow
 def test_meteor_that_cannot_be_had_says_why(
     several: Path, trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

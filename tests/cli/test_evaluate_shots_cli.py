@@ -116,6 +116,7 @@ def test_the_folder_of_the_data_is_known(run: Path, examples: Path, monkeypatch:
     assert "--examples" in lines[2]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("words", "what"),
     [

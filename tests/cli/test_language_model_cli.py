@@ -265,6 +265,7 @@ def test_a_run_that_cannot_be_read_prints_no_prompt(of_bytes: Path, tmp_path: Pa
     assert "no complete checkpoint" in err
 
 
+@pytest.mark.slow
 def test_text_that_cannot_be_used_is_told_in_three_lines(text: Path, tmp_path: Path) -> None:
     path, run = write_config(text, "bpe"), ["--run", tmp_path / "run"]
     (tmp_path / "empty.txt").touch()

@@ -79,6 +79,7 @@ def test_an_edit_that_breaks_something_is_refused_with_all_names(run: Path) -> N
     assert times_of(run) == before
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("typed", "what", "fix"),
     [

@@ -141,7 +141,7 @@ def test_mistakes_are_told_before_any_work_and_leave_no_run(
 LINES = [b"The dog sleeps.", b"", b"A cat sees the ball.", b"   ", b"\xff\x80 dog", "Zoë\u2028\x0b\x00 漢字".encode(), b"."]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 def test_translations_come_one_a_line_in_order(
     trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch, ending: bytes

@@ -148,6 +148,7 @@ def test_text_that_is_utf_16_is_called_so(tmp_path: Path) -> None:
     assert count_lines(tmp_path / "odd.txt") == len(list(read_lines(tmp_path / "odd.txt"))) == 3
 
 
+@pytest.mark.slow
 def test_a_corpus_and_an_input_of_utf_16_are_refused_with_the_line_that_converts_them(
     tmp_path: Path, trained: tuple[Path, str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,6 +119,7 @@ def test_runs_have_the_number_of_threads_that_the_user_has_set(
     assert {entry["threads"] for entry in read(events)} == {"1"}
 
 
+@pytest.mark.slow
 def test_each_of_several_gpus_takes_its_share(
     tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +169,7 @@ def test_what_the_first_run_is_refused_for_is_told_and_nothing_else_is_started(
     assert list(counted(events, "started")) == ["seed15"]
 
 
+@pytest.mark.slow
 def test_a_run_without_memory_beside_others_is_tried_again_alone(tmp_path: Path, corpus: Path, events: Path) -> None:
     comparison = made(tmp_path, corpus, steps=20, seed=[1, 14, 2])  # a second: the others are still there
     assert run_all(comparison, parallel=3) == 0
@@ -230,6 +232,7 @@ def test_runs_that_fail_alike_before_their_first_step_end_the_comparison(tmp_pat
     assert outcomes(comparison)["accumulate9-seed2"] == f"failed: {reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_failures_of_one_kind_of_run_end_nothing(tmp_path: Path, corpus: Path, events: Path, parallel: int) -> None:
     comparison = made(tmp_path, corpus, steps=1, accumulate=[8, 9, 10, 1])  # those that break are the longest
@@ -258,6 +261,7 @@ def test_two_queues_of_one_comparison_are_refused(tmp_path: Path, corpus: Path, 
         run_all(comparison)
 
 
+@pytest.mark.slow
 def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, corpus: Path, events: Path) -> None:
     comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]
@@ -271,6 +275,7 @@ def test_a_run_that_an_earlier_queue_has_started_is_waited_for(tmp_path: Path, c
     assert set(outcomes(comparison).values()) == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_run_that_an_earlier_queue_has_just_started_is_not_doubled(tmp_path: Path, corpus: Path, events: Path) -> None:
     comparison = made(tmp_path, corpus, steps=40, seed=[1, 2])  # two seconds: it must outlive the start of the queue
     first = comparison.members[0]

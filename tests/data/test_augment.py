@@ -152,6 +152,7 @@ def expected_operation(name: str, image: Image.Image, strength: float) -> Image.
     return image.transform(size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=(128, 128, 128))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("strength", [0.5, -0.75])
 def test_operations_against_pillow(name: str, strength: float) -> None:

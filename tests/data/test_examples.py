@@ -143,6 +143,7 @@ def write_glue(folder: Path, name: str, pattern: str, suffix: str, labels: str =
         path.write_bytes(PACKERS[suffix]("".join(f"{line}\n" for line in content).encode()))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("pattern", ["{0}/{1}.tsv", "{0}.{1}.tsv", "{1}.tsv"])
 @pytest.mark.parametrize("name", [*MADE, "MNLI-mm"])

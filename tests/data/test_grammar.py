@@ -36,6 +36,7 @@ def test_no_test_sentence_is_in_training(folder: Path) -> None:
     assert not set(lines(folder, "valid.en")) & set(lines(folder, "train.en"))
 
 
+@pytest.mark.slow
 def test_every_test_sentence_holds_a_combination_that_training_never_shows() -> None:
     seen: set[str] = set()
     dice = random.Random(1)

@@ -33,6 +33,7 @@ def made_rows(rng: np.random.Generator, rows: int, length: int) -> np.ndarray:
     return tokens
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("span", [1.0, 3.0])
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.9])
 def test_exactly_the_share_of_each_row_is_hidden_and_told(rate: float, span: float) -> None:

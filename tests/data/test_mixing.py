@@ -47,6 +47,7 @@ def test_batches_hold_several_directions(tmp_path: Path) -> None:
     assert {number < 100 for number in numbers(next(batches))} == {True, False}
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0, 1e9])
 def test_shares_follow_the_temperature(tmp_path: Path, temperature: float) -> None:
     sizes = [1000, 100, 10]

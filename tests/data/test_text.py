@@ -34,6 +34,7 @@ ODD = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("suffix", PACK)
 @pytest.mark.parametrize("name", ODD)
 def test_odd_files_have_exact_lines(name: str, suffix: str, tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_tokens_outside_the_vocabulary_and_padding_are_refused(tmp_path: Path, t
         write_pairs(tmp_path, [([5], [token])], 100)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", ["tokens.bin", "index.bin", "pairs.json"])
 @pytest.mark.parametrize("share", [0, 0.01, 0.5, 0.99, None])
 def test_cut_or_missing_files_are_refused(tmp_path: Path, name: str, share: float | None) -> None:
@@ -93,6 +94,7 @@ def test_a_folder_is_built_once(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["made"]
 
 
+@pytest.mark.slow
 def test_every_damage_is_found_and_repaired(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = built(tmp_path / "made", build)
     source = random.Random(0)

@@ -280,6 +280,7 @@ def shown(texts: Corpora, limit: int, temperature: float) -> Counter[str]:
     return Counter(line for side in _sampled(texts.train, (0, 1), limit, temperature) for line in side.lines())
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("limit", [1_000_000, 2000])
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 def test_languages_share_the_vocabularys_text_by_temperature(tmp_path: Path, limit: int, temperature: float) -> None:
@@ -300,6 +301,7 @@ def test_languages_share_the_vocabularys_text_by_temperature(tmp_path: Path, lim
         assert min(own) > 1  # all of its lines, again and again
 
 
+@pytest.mark.slow
 def test_a_small_language_gets_its_pieces_by_temperature(tmp_path: Path) -> None:
     config = TokenizerConfig(vocab_size=300, kind="bpe", byte_fallback=False, character_coverage=1.0)
     lengths = []

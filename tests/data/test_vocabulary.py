@@ -48,6 +48,7 @@ def vocabulary(request: pytest.FixtureRequest, text: TextPart, tmp_path_factory:
     return vocabulary_for(text, config, tmp_path_factory.mktemp("cache"))
 
 
+@pytest.mark.matrix(2)
 def test_text_comes_back_and_its_bytes_are_counted(vocabulary: TextVocabulary) -> None:
     dice = random.Random(0)
     ranges = [(1, 128), (128, 0xD800), (0xE000, 0x110000), (0x2580, 0x2583)]

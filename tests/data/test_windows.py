@@ -113,6 +113,7 @@ def test_a_text_that_fills_no_batch_is_refused(text: TokenText) -> None:
     assert "batches.tokens" in caught.value.fix
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("length", [1, 5, 16, 100, 1000])
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("overlap", [0, 0.5, 0.8])

@@ -65,6 +65,7 @@ def one_forward(model: kl.Decoder, context: np.ndarray, continuation: np.ndarray
     return total, greedy
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_likelihoods_are_those_of_one_forward_a_choice(shape: str) -> None:
     model, pairs = model_of(shape), questions(30, 8)

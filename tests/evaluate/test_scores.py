@@ -76,6 +76,7 @@ def test_signatures_say_how() -> None:
     assert Ter().signature() == f"nrefs:1|case:lc|tok:tercom|norm:no|punct:yes|asian:no|{version}"
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("metric", [*STANDARD, Bleu(lowercase=True), TokenisedBleu(), Chrf(lowercase=True)], ids=str)
 def test_values_of_summed_statistics_are_the_corpus_score(metric: Metric) -> None:
     for hypotheses, wanted in [(HYPOTHESES, REFERENCES), *ODD_PAIRS]:

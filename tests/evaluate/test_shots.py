@@ -64,6 +64,7 @@ def test_prompts_are_those_written_out_by_hand(name: str, folder: Path) -> None:
     assert found == [asked for _, asked in MADE[name]]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.skipif(not DATA.exists(), reason="needs KILOLAYER_DATA")
 @pytest.mark.parametrize("name", sorted(SETS))
 def test_the_real_files_are_read_whole(name: str) -> None:

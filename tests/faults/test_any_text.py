@@ -81,6 +81,7 @@ def fault_location(read: Callable[[Path], Iterator[object]], path: Path) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_150_byte_strings_are_read_or_refused(tokenizers: list[Tokenizer], tmp_path: Path) -> None:
     read_all(byte_strings(150, 1), tokenizers, tmp_path)
 

@@ -33,6 +33,7 @@ def answers(form: str, folder: Path, typed: bytes, finished: Callable[..., Path]
     return run([*words, *more], folder, stdin=folder / "typed.in")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORM)
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_any_lines_have_as_many_answers(tmp_path: Path, finished: Callable[..., Path], form: str, count: int) -> None:
@@ -45,6 +46,7 @@ def test_any_lines_have_as_many_answers(tmp_path: Path, finished: Callable[..., 
     assert found == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORM)
 def test_one_line_and_many_are_answered_alike(tmp_path: Path, finished: Callable[..., Path], form: str) -> None:
     if FORMS[form].verb[0] != "translate":
@@ -56,6 +58,7 @@ def test_one_line_and_many_are_answered_alike(tmp_path: Path, finished: Callable
         assert alone.split("\n")[0] == together.split("\n")[place]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("form", FORM)
 @pytest.mark.parametrize("typed", ODD.values(), ids=ODD)
 def test_odd_input_has_an_answer_or_an_error(tmp_path: Path, finished: Callable[..., Path], form: str, typed: bytes) -> None:
@@ -67,6 +70,7 @@ def test_odd_input_has_an_answer_or_an_error(tmp_path: Path, finished: Callable[
     assert bool(out) == (code == 0 and bool(typed))
 
 
+@pytest.mark.slow
 def test_a_beam_wider_than_the_vocabulary_and_a_direction_that_is_not_there(
     tmp_path: Path, finished: Callable[..., Path]
 ) -> None:

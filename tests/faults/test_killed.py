@@ -55,6 +55,7 @@ def launched(attempt: int, launch: str = "one") -> dict[str, str]:
     return {**number, "WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_MAX_RESTARTS": "3"}
 
 
+@pytest.mark.slow
 def test_a_new_run_that_torchrun_restarts_goes_on_and_nobody_elses_does(
     tmp_path: Path, configured: Callable[..., Path]
 ) -> None:

@@ -40,6 +40,7 @@ def verbs(folder: Path) -> list[list[object]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in REST)])
 def test_nothing_is_written_through_a_link(tmp_path: Path, stopped: Path, name: str) -> None:
     folder, victim = tmp_path / "run", tmp_path / "victim"
@@ -77,6 +78,7 @@ def test_a_folder_that_is_a_link_is_refused_before_a_step(tmp_path: Path, stoppe
     assert sorted(elsewhere.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -103,6 +105,7 @@ def test_what_never_ends_holds_nothing_up(tmp_path: Path, stopped: Path, name: s
         assert "Traceback" not in err, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["manifest.json", *(pytest.param(name, marks=pytest.mark.slow) for name in checkpoint.FILES)])
 @pytest.mark.parametrize("kind", ["pipe", "endless", "40 GB"])
 def test_a_checkpoint_that_never_ends_is_damaged(tmp_path: Path, stopped: Path, name: str, kind: str) -> None:

@@ -58,6 +58,7 @@ def use(folder: Path) -> None:
     kl.from_huggingface(folder)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "opt", "marian"])
 @pytest.mark.parametrize("count", [12, pytest.param(250, marks=pytest.mark.slow)])
 def test_a_mutated_folder_is_used_or_refused(kind: str, count: int, folders: dict[str, Path], tmp_path: Path) -> None:
@@ -80,6 +81,7 @@ def test_a_mutated_folder_is_used_or_refused(kind: str, count: int, folders: dic
     assert refused > count // 4
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("odd", [name for name in ODD_TENSORS if name not in ("fp64", "bf16", "2-d")])
 def test_a_tensor_of_another_rank_or_dtype_is_named(odd: str, folders: dict[str, Path], tmp_path: Path) -> None:
     for kind, name in (("gpt2", "transformer.h.0.attn.c_attn.weight"), ("opt", "model.decoder.embed_positions.weight")):
@@ -153,6 +155,7 @@ HUGE = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("kind", "damage", "what"), HUGE, ids=[f"{kind}: {what}" for kind, _, what in HUGE])
 def test_what_is_huge_or_blows_up_is_refused_before_the_work(
     kind: str, damage: Callable[[Path], None], what: str, folders: dict[str, Path], tmp_path: Path
@@ -166,6 +169,7 @@ def test_what_is_huge_or_blows_up_is_refused_before_the_work(
     assert time.process_time() - start < 2
 
 
+@pytest.mark.slow
 def test_a_saved_model_is_not_built_for_weights_of_a_smaller_one(tmp_path: Path) -> None:
     folder = kl.save(kl.Decoder(layers=1, dim=8, heads=2, ffn_dim=16, vocab_size=9), tmp_path / "model")
     text = (folder / "config.toml").read_text()
@@ -217,6 +221,7 @@ def renew_hashes(step: Path, name: str) -> None:
     edited_json(step / "manifest.json", lambda manifest: manifest["files"].update({name: written}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "change"), [(r"(?m)layers = \d+$", "layers = 10000"), (r"\[model\]", "[model]\nmoe = {experts = 65536}")]
 )
@@ -232,6 +237,7 @@ def test_a_run_is_not_resumed_with_weights_of_a_smaller_one(
     assert time.process_time() - start < 10
 
 
+@pytest.mark.slow
 def test_weights_that_claim_terabytes_are_not_hashed(finished: Callable[..., Path], tmp_path: Path) -> None:
     folder = shutil.copytree(finished("translation"), tmp_path / "run")
     for step in (folder / "checkpoints").iterdir():

@@ -94,6 +94,7 @@ FLAGS = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("verb", "flag"), [(verb, flag) for verb, flags in FLAGS.items() for flag in flags])
 @pytest.mark.parametrize("value", ["-1", "1000000000000000000000000000000", HUGE, GIANT, "1.5", "", "\udcff", "x" * 10_000])
 def test_flags_have_bounds(verb: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,6 +135,7 @@ ODD_FILES = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("odd", ODD_FILES)
 def test_odd_files_in_the_place_of_a_configuration_are_refused(
     odd: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

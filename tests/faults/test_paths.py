@@ -44,6 +44,7 @@ def test_an_emoji_in_every_path(form: str, corpus: Path, tmp_path: Path) -> None
 OPTIONS = ("--data.folder", "--data.manifest", "--tokenizer.path", "--train.start_from", "--run")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_a_name_that_is_not_utf8_is_refused_before_any_work(
     option: str, configured: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -98,6 +99,7 @@ def test_paths_that_lead_nowhere_are_refused(
         assert capsys.readouterr().err.startswith("kilolayer: ")
 
 
+@pytest.mark.slow
 @as_root
 @pytest.mark.parametrize("hidden", ["train.en", "valid.de", ""])
 def test_data_of_another_user_is_named(

@@ -38,6 +38,7 @@ def test_a_reader_of_the_log_that_goes_away_ends_nothing(
     assert "step 6/6" in (tmp_path / "run" / "log.txt").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["err", pytest.param("out", marks=pytest.mark.slow)])
 def test_a_full_disk_behind_a_stream_ends_nothing(
     tmp_path: Path, configured: Callable[..., Path], finished: Callable[..., Path], place: str
@@ -110,6 +111,7 @@ def test_text_and_names_give_no_orders_to_a_terminal(
     assert "\x1b" not in (folder / "log.txt").read_text()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_any_verb_without_a_word(tmp_path: Path, finished: Callable[..., Path]) -> None:
     os.mkfifo(pipe := tmp_path / "lines")
     process = start(["translate", finished("translation")], stdin=pipe, out=tmp_path / "out", err=tmp_path / "err")

@@ -42,6 +42,7 @@ def with_end(hypothesis: Hypothesis) -> list[int]:
 # --- against exhaustive and plain searches ---
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_beam_that_holds_everything_finds_the_true_n_best(penalty: float, seed: int) -> None:
@@ -90,6 +91,7 @@ def test_hypotheses_side_by_side_are_hypotheses_alone(options: dict[str, Any]) -
         assert [each.score for each in hypotheses] == pytest.approx([score for score, _ in expected], rel=1e-9)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("seed", range(5))
 def test_greedy_takes_the_best_token_at_each_step_and_is_a_beam_of_one(seed: int) -> None:
     model, source = translator(seed=seed), sources(LENGTHS, seed=seed)
@@ -180,6 +182,7 @@ def test_hypotheses_share_their_source_and_nothing_moves_when_parents_change() -
     assert layer.memory[0].shape[0] == 2
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("config", METHODS, ids=NAMES)
 def test_no_hypothesis_is_longer_than_its_own_source_allows(config: SearchConfig) -> None:
     model, source = translator(sharpness=0.1), sources(LENGTHS)
@@ -215,6 +218,7 @@ def test_learned_positions_bound_the_length() -> None:
 # --- what is generated ---
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("config", METHODS, ids=NAMES)
 def test_padding_and_start_are_never_generated(config: SearchConfig) -> None:
     model = translator(sharpness=1.0)
@@ -249,6 +253,7 @@ def test_dropout_is_off_and_the_mode_comes_back() -> None:
     assert model.decoder.blocks[0].training
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("config", METHODS, ids=NAMES)
 def test_broken_weights_are_named(config: SearchConfig) -> None:
     model = translator()
@@ -310,6 +315,7 @@ def test_a_thousand_random_inputs_have_an_answer(rows: list[list[int]], options:
 # --- a decoder alone ---
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary", "xpos", "t5", "none"])
 def test_a_decoder_continues_prompts_of_different_lengths(positions: str) -> None:
     model = kl.Decoder(12, 16, 4, 24, 2, tie_embeddings=False, positions=positions, dtype=torch.float64).eval()

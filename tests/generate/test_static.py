@@ -55,7 +55,7 @@ def both(model: kl.EncoderDecoder | kl.Decoder, search: str, lengths: list[int],
     return [find(reader, [min(limit, reader.max_length) for limit in limits]) for reader in readers]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("search", SEARCHES)
 @pytest.mark.parametrize(

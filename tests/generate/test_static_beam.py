@@ -56,6 +56,7 @@ def test_the_same_hypotheses(beam: int, penalty: float, n_best: int, seed: int, 
     same(*both(model, source, [9, 14, 1, 12, 5], beam=beam, length_penalty=penalty, n_best=n_best))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     "options",

@@ -50,6 +50,7 @@ def foreign(name: str, options: dict[str, Any]) -> Any:
     return model
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("case", CASES)
 def test_an_imported_model_is_the_same_function(case: str, tmp_path: Path) -> None:
     name, options = CASES[case]

@@ -48,6 +48,7 @@ def imported(model: PreTrainedModel, folder: Path, **options: Any) -> Any:
     return kl.from_huggingface(folder, dtype=torch.float64)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", [BertForMaskedLM, BertForPreTraining])
 @pytest.mark.parametrize("options", [{}, {"hidden_act": "relu", "type_vocab_size": 3}, {"tie_word_embeddings": False}], ids=str)
 def test_bert_scores_masked_tokens_alike(kind: Any, options: dict[str, Any], tmp_path: Path) -> None:
@@ -186,6 +187,7 @@ def without_a_tensor(folder: Path) -> None:
     safetensors.torch.save_file(tensors, folder / "model.safetensors")
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("damage", "what"),
     [

@@ -258,6 +258,7 @@ def test_marian_goes_to_ctranslate2_too(name: str, exported: Callable[[str], Exp
     assert "tokenizer.target.model" in (folder / "README.md").read_text()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", names("bert", "classifier", "gpt2", "opt", "marian"))
 def test_a_run_that_starts_from_what_was_exported_has_the_same_weights_and_tokens(
     name: str, exported: Callable[[str], Exported]

@@ -146,6 +146,7 @@ def test_a_trained_run_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

@@ -70,6 +70,7 @@ def by_loops(f: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor, ro
     return out @ f.output.weight.T + f.output.bias
 
 
+@pytest.mark.matrix(4)
 @torch.no_grad()
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])

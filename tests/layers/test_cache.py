@@ -21,6 +21,7 @@ def decoder(**options: Any) -> kl.Decoder:
     return kl.Decoder(13, 16, 4, 24, 2, dtype=torch.float64, **options).eval()
 
 
+@pytest.mark.matrix(4)
 @torch.no_grad()
 @pytest.mark.parametrize("options", POSITIONS, ids=str)
 @pytest.mark.parametrize("padded", [False, True])
@@ -46,6 +47,7 @@ def test_branches_read_what_separate_rows_read(options: dict[str, Any], padded: 
             torch.testing.assert_close(logits[row], alone, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.matrix(2)
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], [0, 3, 2], [3, 1], [2], [1, 0, 3, 2]])
 def test_the_rows_that_are_kept_go_on_as_before(rows: list[int]) -> None:

@@ -13,6 +13,7 @@ def build(recipe: str, **options: object) -> kl.EncoderDecoder:
     return kl.EncoderDecoder(50, 32, 4, 64, 3, 2, recipe, tie_embeddings=False, **options)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_meta_then_materialized_equals_direct(recipe: str) -> None:
     direct = build(recipe).state_dict()
@@ -24,6 +25,7 @@ def test_meta_then_materialized_equals_direct(recipe: str) -> None:
     assert all(torch.equal(direct[name], materialized[name]) for name in direct)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "xpos", "t5", "none"])
 def test_materialized_models_compute_the_same(positions: str) -> None:
     options = {"positions": positions, "max_length": 8 if positions == "learned" else None}

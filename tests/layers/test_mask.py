@@ -38,6 +38,7 @@ def as_grid(mask: Mask, queries: int, keys: int) -> list[list[bool]]:
     return mask.values.expand(1, 1, queries, keys)[0, 0].tolist()
 
 
+@pytest.mark.slow
 @given(sequences())
 @settings(deadline=None, max_examples=100)
 def test_self_mask_is_the_rule(case: tuple[int, int, bool, list[bool] | None, list[int] | None]) -> None:

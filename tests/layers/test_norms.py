@@ -80,6 +80,7 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
     return out.logits.detach(), {name: weight.grad for name, weight in model.named_parameters()}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln", "peri_ln"])
 @pytest.mark.parametrize("moe", [{}, {"moe": {"experts": 2}}], ids=["dense", "sparse"])

@@ -70,6 +70,7 @@ def by_loops(f: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, ro
     return torch.stack(rows)
 
 
+@pytest.mark.matrix(3)
 @NORMS
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("kv_heads", [4, 2])
@@ -118,6 +119,7 @@ def results(model: Any) -> dict[str, Tensor]:
     return {"logits": logits.detach(), **{name: weight.grad for name, weight in model.named_parameters()}}
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.usefixtures("every_operator")
 @NORMS
 @SHAPES
@@ -129,6 +131,7 @@ def test_the_fast_form_computes_the_same(norm: str, shape: str, options: dict[st
         torch.testing.assert_close(found[name], tensor, msg=name)
 
 
+@pytest.mark.matrix(4)
 @NORMS
 @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
 @pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])

@@ -62,6 +62,7 @@ def attention_by_loop(attention: Attention, inputs: tuple[Any, ...], visible: Te
     return weights
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("shape", "options"), CASES.values(), ids=CASES)
 def test_they_are_those_of_a_loop(shape: str, options: dict[str, Any]) -> None:
     model = make(shape, **options).eval()

@@ -54,6 +54,7 @@ def option_slips(count: int) -> list[tuple[str, str, str]]:
     return slips
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("place", "slip", "meant"), option_slips(100))
 def test_a_hundred_misspelt_options_name_the_nearest_valid_one(place: str, slip: str, meant: str) -> None:
     makers: dict[str, Callable[[], object]] = {
@@ -181,6 +182,7 @@ BATCHES: list[tuple[Callable[[], object], str]] = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("call", "message"), BATCHES)
 def test_batches_that_do_not_fit(call: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):

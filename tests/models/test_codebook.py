@@ -74,6 +74,7 @@ def everything(vectors: torch.Tensor) -> torch.Tensor:
     return torch.ones(len(vectors), dtype=torch.bool)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 @pytest.mark.parametrize("restart", [0.0, 0.2])
 def test_codes_follow_the_running_means_of_their_vectors(distance: str, restart: float) -> None:

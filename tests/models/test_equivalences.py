@@ -65,6 +65,7 @@ each_recipe_and_positions = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.matrix(4)
 @each_recipe_and_positions
 def test_translating_step_by_step_equals_the_full_forward(recipe: str, positions: str) -> None:
     model = translator(recipe, positions)
@@ -76,6 +77,7 @@ def test_translating_step_by_step_equals_the_full_forward(recipe: str, positions
     close(torch.cat(steps, dim=1), full)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("positions", POSITIONS)
 @pytest.mark.parametrize("options", [{}, {"pad_id": None}, {"kv_heads": 2}], ids=["padded", "unpadded", "grouped"])
 def test_prompt_then_steps_equals_the_full_forward(positions: str, options: dict[str, Any]) -> None:
@@ -90,6 +92,7 @@ def test_prompt_then_steps_equals_the_full_forward(positions: str, options: dict
     assert cache.length == 9
 
 
+@pytest.mark.matrix(4)
 @each_recipe_and_positions
 def test_a_padded_batch_equals_its_sentences_one_by_one(recipe: str, positions: str) -> None:
     model = translator(recipe, positions)
@@ -99,6 +102,7 @@ def test_a_padded_batch_equals_its_sentences_one_by_one(recipe: str, positions: 
         close(batch[row, : len(target)], model(source[None], target[None]).logits[0])
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", [each for each in POSITIONS if each != "xpos"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "normformer"])
 def test_an_encoder_may_be_padded_on_either_side(recipe: str, positions: str) -> None:
@@ -129,6 +133,7 @@ def test_packed_documents_equal_separate_ones(documents: list[tuple[int, int, in
     close(logits[packed != 0], torch.cat([model(text[None]).logits[0] for text in texts]))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_prompts_padded_on_their_right_can_be_continued(positions: str) -> None:
     model = language_model(positions=positions)
@@ -163,6 +168,7 @@ def test_packed_translations_equal_separate_ones(pairs: list[tuple[int, int]], p
     close(packed, torch.cat(separate))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_a_decoder_never_looks_ahead(positions: str) -> None:
     model = language_model(positions=positions)

@@ -45,6 +45,7 @@ def equal(model: Any, plain: Any) -> None:
     assert not any("skip" in name for name in plain.state_dict())
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "options", [{}, {"norm": "rms", "activation": "swiglu", "positions": "rotary", "kv_heads": 1}], ids=str
 )
@@ -58,6 +59,7 @@ def test_folded_equals_original(recipe: str, shape: str, options: dict[str, Any]
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("tie", [True, "output", False], ids=str)
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "t5", "none"])
 def test_trained_vectors_fold_into_the_tables(positions: str, tie: bool | str) -> None:
@@ -86,6 +88,7 @@ def test_calibrated_admin_keeps_its_tied_table() -> None:
     assert plain.config.tie_embeddings is True
 
 
+@pytest.mark.slow
 def test_a_hundred_layers_stay_exact() -> None:
     model = kl.Encoder(20, 16, 2, 32, 100, dtype=torch.float64)
     equal(model, kl.fold(model))

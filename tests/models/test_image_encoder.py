@@ -57,6 +57,7 @@ def test_it_is_an_encoder_of_embedded_patches(positions: str, class_token: bool)
     torch.testing.assert_close(out.states, plain(embeddings=x).states, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.matrix(8)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
 def test_every_recipe_trains_on_images(recipe: str, positions: str) -> None:
@@ -290,6 +291,7 @@ def test_invalid_batches_are_refused(images: torch.Tensor, options: dict[str, An
             image_encoder(torch.float32, image={"mask_token": False})(images, **options)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin"])
 def test_scaled_residuals_fold_into_patches(recipe: str, positions: str) -> None:
@@ -331,6 +333,7 @@ def decoding(dtype: torch.dtype = torch.float64, class_token: bool = True, **opt
     return image_encoder(dtype, image={"class_token": class_token, "decoder": DECODER}, **given)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal", "rotary"])
 def test_a_decoder_predicts_all_patches_from_the_visible_ones(positions: str, class_token: bool) -> None:
@@ -357,6 +360,7 @@ def test_a_decoder_predicts_all_patches_from_the_visible_ones(positions: str, cl
     assert model(images).logits is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "complete_p", "pre_ln", "dlcl"])
 def test_a_decoder_has_the_recipe_and_trains(recipe: str, tmp_path: Path) -> None:
     model = decoding(torch.float32, recipe=recipe)

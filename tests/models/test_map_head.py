@@ -99,6 +99,7 @@ def test_images_do_not_influence_one_another(kind: str) -> None:
     torch.testing.assert_close(together[1:], model(pictures()[1:]).logits, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "rezero", "dlcl", "resi_dual"])
 @pytest.mark.parametrize("kind", ["upernet", "linear"])
 def test_it_trains_is_saved_and_runs_fast(kind: str, recipe: str, tmp_path: Path) -> None:

@@ -188,6 +188,7 @@ def test_copies_do_not_share_a_split() -> None:
     assert torch.equal(other(TOKENS, split=SPLIT).logits, expected)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("recipe", "options", "max_length"),
     [

@@ -70,6 +70,7 @@ def test_the_layer_is_the_recipes_equation_around_it() -> None:
     torch.testing.assert_close(y, expected)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("part", ["feedforward", "self_attention"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln"])
 def test_it_trains_with_groups_clipping_and_the_fast_form(part: str, recipe: str, caplog: pytest.LogCaptureFixture) -> None:

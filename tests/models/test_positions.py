@@ -25,6 +25,7 @@ def gradients(model: kl.Encoder, direction: torch.Tensor, logits: torch.Tensor) 
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("options", [{}, {"tie_embeddings": False}, {"moe": kl.MoE(experts=2)}], ids=str)
 @pytest.mark.parametrize("fast", [False, True])
 def test_scores_and_gradients_are_those_of_the_whole_sequence_at_these_places(fast: bool, options: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_so_does_one_with_options(name: str, tmp_path: Path) -> None:
     model = kl.Decoder(**WIDTHS, layers=2, **OPTIONS[name])

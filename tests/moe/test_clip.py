@@ -55,6 +55,7 @@ def test_by_hand() -> None:
     assert [matrices.grad[0, 0, 0].item(), matrices.grad[3, 1, 2].item()] == pytest.approx([0.64, 0.48])  # scaled like all
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("experts", [2, 4, 16])
 @pytest.mark.parametrize("kind", ["auto", "sparse", "plain"])
 def test_all_gradients_are_scaled_by_the_limit_over_the_norm(experts: int, kind: Any) -> None:
@@ -80,6 +81,7 @@ def test_gradients_within_the_limit_stay_as_they_are() -> None:
     assert all(torch.equal(weight.grad, before[name]) for name, weight in model.named_parameters())  # pyright: ignore
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("experts", "kind"), [(1, "auto"), (1, "sparse"), (1, "plain"), (8, "plain"), (None, "auto")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_expert_is_torchs_clipping_bit_by_bit(experts: int | None, kind: Any, dtype: torch.dtype) -> None:

@@ -29,6 +29,7 @@ def some_real(batch: int = 3, length: int = 5) -> Tensor:
     return real
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     "moe",
@@ -99,6 +100,7 @@ def test_equal_experts_are_one(top_k: int) -> None:
     torch.testing.assert_close(layer(x)[0], dense(x), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.matrix(4)
 @torch.no_grad()
 @pytest.mark.parametrize("tokens", [1, 3, 7, 64])
 @pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (4, 1), (4, 4), (16, 2), (5, 2)])
@@ -125,7 +127,7 @@ def test_odd_loads_in_fp32_are_a_dense_computation(tokens: int, experts: int, to
     torch.testing.assert_close(y[0].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize(
     ("moe", "plan"),
@@ -148,6 +150,7 @@ def test_gradients_by_finite_differences(moe: dict[str, Any], plan: Plan, padded
     assert torch.autograd.gradcheck(run, (x, *(value.detach().requires_grad_() for value in values)), eps=1e-7, atol=1e-5)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("garbage", [0.0, 1e30, float("nan"), float("inf")])
 @pytest.mark.parametrize("moe", [{}, {"capacity": 1.0}, {"gate": "sigmoid", "loss_free": 1e-3}], ids=str)
 def test_padding_is_never_routed(garbage: float, moe: dict[str, Any]) -> None:

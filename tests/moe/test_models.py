@@ -114,6 +114,7 @@ def test_shared_shifts_are_no_experts() -> None:
     }
 
 
+@pytest.mark.matrix(4)
 @each_recipe
 def test_each_expert_starts_as_a_dense_network_does(recipe: str) -> None:
     moe = kl.MoE(experts=3, every=1, top_k=1)
@@ -169,6 +170,7 @@ def test_lowered_experts_are_bf16_and_their_norms_as_the_residual() -> None:
     gradients(model)
 
 
+@pytest.mark.matrix(3)
 @torch.no_grad()
 @pytest.mark.parametrize("moe", [MOE, kl.MoE(experts=4, second="sampling", capacity=0.5), kl.MoE(experts=5, top_k=3, every=1)])
 @each_shape
@@ -209,6 +211,7 @@ def test_search_finds_what_the_whole_model_prefers(method: str) -> None:
             assert each.log_probability == pytest.approx(expected)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("moe", [MOE, kl.MoE(experts=4, second="random", loss_free=1e-3), kl.MoE(experts=4, second="sampling")])
 @pytest.mark.parametrize("what", ["selective", "layer"])
 def test_recomputation_changes_nothing(what: str, moe: kl.MoE) -> None:
@@ -274,6 +277,7 @@ def test_the_compilers_own_code_computes_the_same() -> None:
         torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.matrix(3)
 @torch.no_grad()
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "post_ln", "ds_init"])
 @pytest.mark.parametrize("moe", [kl.MoE(experts=4, loss_free=1e-3), kl.MoE(experts=4, router="linear")])

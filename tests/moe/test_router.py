@@ -38,6 +38,7 @@ def scores(made: Router, token: Tensor) -> list[float]:
     return (made.weight @ token).tolist()
 
 
+@pytest.mark.matrix(4)
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [{}, {"gate": "sigmoid"}, {"router": "linear"}], ids=str)
 @pytest.mark.parametrize("top_k", [1, 2, 3, 6])
@@ -135,6 +136,7 @@ def test_padding_is_sent_nowhere() -> None:
     assert torch.equal(choice.experts[real], made(x[real], None).experts)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_random_second_experts_are_kept_by_their_weight() -> None:
     made, x = router(second="random").train(), tokens(5)

@@ -65,6 +65,7 @@ def test_the_rate_falls_from_the_top_to_the_embedding(model: torch.nn.Module, de
     assert set(factors_by_name(model, 1.0).values()) == {1.0}
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sums", [False, True])
 def test_each_layer_moves_as_a_group_of_torchs_optimizer(kind: Any, sums: bool) -> None:
@@ -109,6 +110,7 @@ def test_rounded_weights_follow_their_masters_at_their_own_rates() -> None:
             assert torch.equal(weight, ours.precise()[name].to(weight.dtype))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sums", [False, True])
 def test_the_norms_of_updates_know_the_rates(kind: Any, sums: bool) -> None:

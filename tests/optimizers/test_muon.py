@@ -53,6 +53,7 @@ def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     return hidden, [weight for weight in model.parameters() if not any(weight is each for each in hidden)]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("factor", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_ten_steps_are_those_of_torchs_muon_and_adamw(factor: Any, nesterov: bool, monkeypatch: pytest.MonkeyPatch) -> None:

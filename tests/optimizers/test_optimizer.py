@@ -59,6 +59,7 @@ def test_the_norm_of_many_numbers_is_exact() -> None:
     assert float(optimizer.norms()[0]) == pytest.approx(float(exact), rel=2e-7)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("beta2", [0.95, 0.5])  # RAdam's rectification starts after 5 updates, or never
 @pytest.mark.parametrize("sums", [False, True])

@@ -88,6 +88,7 @@ MODELS = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("form", ["plain", "fast", "inside another module"])
 def test_every_weight_has_the_factors_of_what_it_is(name: str, form: str) -> None:

@@ -42,6 +42,7 @@ def give_gradients(model: nn.Module, seed: int) -> None:
         weight.grad = torch.randn(weight.shape, generator=generator)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_are_torchs_own_on_parameter_groups(kind: str) -> None:
     model, peer = (decoder("complete_p") for _ in range(2))
@@ -65,6 +66,7 @@ def test_steps_are_torchs_own_on_parameter_groups(kind: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_goes_round_to_the_bit(kind: str) -> None:
     straight, broken = (decoder() for _ in range(2))

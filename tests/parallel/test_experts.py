@@ -47,7 +47,7 @@ def each_on_two_and_four() -> list[Any]:
     ]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize(("case", "size"), each_on_two_and_four())
 def test_many_processes_are_one(pool: ProcessPool, case: Case, size: int) -> None:
     pool.run(one_or_many.check_equal_to_one_process, size, case)

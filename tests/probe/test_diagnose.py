@@ -131,6 +131,7 @@ def test_what_the_source_is_worth_comes_from_a_validation_of_the_second_half(
     assert ("source not read" in [each.kind for each in diagnosis.findings]) == (found is not None)
 
 
+@pytest.mark.slow
 def test_a_run_whose_start_is_gone_is_measured_without_its_change(tmp_path: Path, corpus: Path) -> None:
     first = trained(tmp_path / "first", corpus, "causal_lm")
     second = trained(tmp_path / "second", corpus, "causal_lm", train={"start_from": str(first.folder)})

@@ -177,6 +177,7 @@ def test_it_measures_the_gradient_that_autograd_gives(small: RunConfig) -> None:
             assert norm == pytest.approx(float(torch.cat(own).norm()), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_an_absurd_rate_is_told_to_die_and_a_small_one_to_live(small: RunConfig) -> None:
     task = prepare(small, cache_folder())
     config = task.resolve(small)

@@ -63,6 +63,7 @@ def layer_outputs(model: kl.EncoderDecoder) -> dict[str, list[Tensor]]:
     }
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_finite_differences() -> None:
     torch.manual_seed(1)
     model = kl.EncoderDecoder(VOCABULARY, 4, 1, 4, 1, 1, "rezero", dtype=DOUBLE)  # its branch scale is of no sublayer

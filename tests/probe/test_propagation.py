@@ -128,7 +128,7 @@ def test_a_step_of_sgd_on_all_weights_moves_a_deep_deepnorm_further() -> None:
     assert deep > 3 * shallow  # the gains and biases of norms, which the theorems leave out
 
 
-@pytest.mark.matrix(7)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_every_recipe_stays_finite_in_a_hundred_layers(recipe: str) -> None:
     model = kl.Encoder(VOCABULARY, 32, 4, 64, 100, recipe)

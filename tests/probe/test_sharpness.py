@@ -66,6 +66,7 @@ def test_it_is_the_largest_eigenvalue_of_the_whole_hessian(shape: str) -> None:
     assert found.residual < 0.05
 
 
+@pytest.mark.slow
 def test_it_is_the_largest_eigenvalue_of_the_preconditioned_hessian() -> None:
     model, loss = small("decoder")
     denominators = first_denominators(model, loss, eps=1e-3)

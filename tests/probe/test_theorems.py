@@ -63,18 +63,21 @@ def test_theorem_2_an_encoders_update_does_not_depend_on_its_depth(layers: int) 
         assert max(updates("deepnorm", depth)) < 1.4 * min(updates("deepnorm", depth))
 
 
+@pytest.mark.slow
 @deep
 def test_theorem_2_without_alpha_and_beta_it_grows(layers: int) -> None:
     assert growth("post_ln", layers) > 4
     assert min(updates("post_ln", layers)) > 50 * max(updates("deepnorm", layers))
 
 
+@pytest.mark.slow
 @deep
 def test_theorem_3_a_pairs_update_does_not_depend_on_its_depth(layers: int) -> None:
     assert growth("deepnorm", layers, paired=True) == pytest.approx(1.0, rel=0.3)
     assert growth("post_ln", layers, paired=True) > 4
 
 
+@pytest.mark.slow
 @deep
 def test_theorem_4_sub_ln_grows_little_more_than_not_at_all(layers: int) -> None:
     """Equation 10 promises an update that does not grow with gamma = sqrt(log 2N).

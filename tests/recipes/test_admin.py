@@ -67,6 +67,7 @@ def snapshot(model: nn.Module) -> dict[str, Tensor]:
 PROFILED: list[dict[str, str]] = [{"start": "released"}, {"start": "paper"}, {"start": "paper", "weight": "trainable"}]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("options", PROFILED, ids=str)
 def test_scales_are_those_of_a_naive_profile(shape: str, options: dict[str, str]) -> None:
@@ -110,6 +111,7 @@ def test_pass_runs_with_dropout() -> None:
     assert kl.calibrate(noisy, SOURCE) != kl.calibrate(quiet, SOURCE)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("start", ["released", "paper"])
 def test_calibrating_twice_gives_the_same_scales(shape: str, start: str) -> None:
@@ -133,6 +135,7 @@ def test_later_forwards_leave_the_scales_alone() -> None:
 UNCALIBRATED = [(name, {}) for name in kl.recipes.names() if name != "admin"] + [("admin", {"start": "closed"})]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("recipe", "options"), UNCALIBRATED, ids=[name for name, _ in UNCALIBRATED])
 def test_recipe_without_profile_is_left_alone_and_says_so(
     recipe: str, options: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -157,6 +160,7 @@ CLOSED_FORM = [
 ]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("shape", "depths", "expected"), CLOSED_FORM)
 def test_closed_form(shape: str, depths: dict[str, int], expected: dict[str, tuple[int, float]]) -> None:
     model = build(shape, "admin", {"start": "closed"}, **depths)

@@ -62,6 +62,7 @@ class AuthorsForm:
         return torch.optim.AdamW(groups, betas=BETAS, eps=EPS / self.wider / self.deeper**self.alpha, foreach=False)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("base_width", "base_depth", "alpha"), [(8, 2, 1.0), (2, 1, 1.0), (2, 1, 0.5), (32, 8, 0.75)])
 def test_it_learns_as_the_authors_parameterisation_does(base_width: int, base_depth: int, alpha: float) -> None:
     torch.manual_seed(2)

@@ -265,6 +265,7 @@ SINGLES = [
 ]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("shape", [kl.Encoder, kl.Decoder])
 @pytest.mark.parametrize(("recipe", "gains"), SINGLES, ids=lambda each: str(each)[:30] if isinstance(each, Recipe) else "")
 def test_deviations_of_one_stack_with_grouped_heads_and_a_gate(shape: type, recipe: Recipe, gains: tuple[float, ...]) -> None:

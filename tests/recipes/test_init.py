@@ -88,6 +88,7 @@ def test_every_init_has_its_counterpart() -> None:
     assert set(THEIRS) == set(INITS)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("meta", [False, True], ids=["direct", "meta"])
 @pytest.mark.parametrize("init", THEIRS)
 def test_matrices_and_biases_are_drawn_as_the_cited_code_draws_them(init: str, meta: bool) -> None:

@@ -47,7 +47,7 @@ def loss_of(states: Tensor, logits: Tensor) -> Tensor:
     return (values * torch.randn(values.shape, generator=generator, dtype=torch.float64)).sum()
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @pytest.mark.parametrize("split", [1, 4])
 @every_recipe
 def test_two_modalities_compute_the_equation(
@@ -72,7 +72,7 @@ def test_two_modalities_compute_the_equation(
         torch.testing.assert_close(weight.grad, expected, rtol=1e-11, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(6)
 @every_recipe
 @pytest.mark.parametrize(("way", "split"), [("A", SOURCE.shape[1]), ("B", 0)])
 def test_one_modality_is_the_model_of_its_weights(

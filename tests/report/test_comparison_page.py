@@ -180,7 +180,7 @@ def test_true_and_one_are_two_values_but_one_and_one_point_zero_are_not() -> Non
     assert axis.indices == [0, 1, 1, 2]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [2, 60])
 def test_many_long_curves_are_thinned_to_a_page_that_loads(runs: int) -> None:
     generator = np.random.default_rng(0)
@@ -366,6 +366,7 @@ def test_the_chart_of_the_script_has_the_range_of_the_still_picture(tmp_path: Pa
     ]
 
 
+@pytest.mark.slow
 def test_thirty_long_names_leave_room_for_the_curves_and_the_cells() -> None:
     names = [f"a recipe with a long name {n}" for n in range(30)]
     looks = appearances(names)

@@ -148,6 +148,7 @@ def assert_harmless(run: Path) -> Page:
     return shown
 
 
+@pytest.mark.slow
 def test_hostile_text_in_every_field_of_a_run_is_escaped(tmp_path: Path) -> None:
     shown = assert_harmless(hostile_run(tmp_path / '"><script>alert(0)<\u2044script>'))
     words = re.sub(r"\s+", " ", HOSTILE)
@@ -246,6 +247,7 @@ def test_one_file_is_enough(tmp_path: Path, kept: str) -> None:
     assert ("Configuration" in shown.headings) == (kept == "config.toml")
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("missing", ["config.toml", "metrics.jsonl", "log.txt", "scores.json", "samples.json"])
 def test_any_file_may_be_missing(tmp_path: Path, missing: str) -> None:
@@ -296,6 +298,7 @@ def test_damage_is_named_and_survived(tmp_path: Path) -> None:
     assert "config.toml cannot be read" in shown.text
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "scores",

@@ -78,6 +78,7 @@ def test_a_logarithmic_x_has_equal_steps_between_doublings_and_a_place_for_gaps(
     assert np.diff(places) == pytest.approx((places[4] - places[0]) / 4, rel=1e-3)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("y", [[1e-9], [0.0, 1.0], [-1.0, 1.0], [2.0, 2.0], [1.0, math.nan, 1e30], [1e-3, 1e3]])
 def test_a_logarithmic_axis_is_taken_only_where_it_can_be(y: list[float]) -> None:
     assert lines("log", Series("a", range(len(y)), y), log=True).startswith("<svg")
@@ -142,6 +143,7 @@ def test_stacks_share_one_scale_and_the_first_is_at_the_bottom() -> None:
     assert texts["encoder layer"] > texts["decoder layer"]
 
 
+@pytest.mark.slow
 def test_vanished_values_are_black_and_absent_ones_grey() -> None:
     (image, _), _ = picture([1, 2], decoder=[[1.0, 0.0], [1.0, math.nan]])
     colours = {tuple(np.round(colour[:3] * 255).astype(int)) for colour in image.reshape(-1, image.shape[-1])}
@@ -151,6 +153,7 @@ def test_vanished_values_are_black_and_absent_ones_grey() -> None:
     assert (brightness(rare[0]) == 0).any()
 
 
+@pytest.mark.slow
 def test_a_thousand_layers_and_many_steps_stay_small() -> None:
     values = np.exp(np.random.default_rng(0).normal(size=(3000, 1000))).tolist()
     svg = layers_by_step_plot("large", range(3000), {"encoder": values, "decoder": values}, scale_label="", description="")

@@ -61,7 +61,7 @@ def test_a_path_is_drawn_and_listed(tmp_path: Path) -> None:
     assert found["steps"] == [10, 2000]
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("far", [math.inf, math.nan, 1e30])
 def test_what_diverges_does_not_hide_the_rest(tmp_path: Path, far: float) -> None:
     loss = bowl()

@@ -49,6 +49,7 @@ def made_up(task: str, generator: random.Random) -> tuple[Comparison, list[Resul
     return Comparison(Path("made-up"), members, {"task": task}), results
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("task", ["translation", "masked_lm"])
 @pytest.mark.parametrize("seed", range(20))
 def test_a_reproduction_and_the_comparisons_table_choose_the_same(task: str, seed: int) -> None:

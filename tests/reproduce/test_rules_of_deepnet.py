@@ -37,6 +37,7 @@ def gradients(start: tuple[float, float], later: tuple[float, ...], plain: float
     }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("word", "found"),
     [
@@ -77,6 +78,7 @@ def early(first: float, change: float, norm: float, gradient: float) -> list[dic
     ]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("word", "warm", "init"),
     [

@@ -117,6 +117,7 @@ def test_routing_is_judged_by_its_rule(word: str, entropy: float, late: float, t
     assert reproduction.judge(reproduction.measure(Clipped(tmp_path / "all", entropy=entropy, late=late))).word == word
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("outcome", ["waiting", "unfinished", "failed", "diverged"])
 def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: Path) -> None:
     reproduction = get("torchscale-figure4")

@@ -41,6 +41,7 @@ def test_parameters_are_counted_once(shape: str, recipe: str) -> None:
     assert sum(cost.parts.values()) == cost.parameters == cost.active_parameters
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "kv_heads": 2}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flops_are_what_torch_counts(shape: str, options: dict[str, object]) -> None:
@@ -125,6 +126,7 @@ def test_with_as_many_experts_as_a_token_uses_all_is_active() -> None:
     assert cost.active_parameters == cost.parameters
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("moe", SPARSE, ids=lambda moe: f"{moe.experts}-{moe.router}")
 @pytest.mark.parametrize("activation", ["relu", "swiglu"])
 def test_flops_of_sparse_models_are_those_of_their_products(moe: kl.MoE, activation: str) -> None:

@@ -112,6 +112,7 @@ def assert_falls_back(folder: Path, caplog: pytest.LogCaptureFixture, *named: st
     assert same(checkpoint.load(found), made(20))
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("percent", [0, 1, 10, 50, 99])
 @pytest.mark.parametrize("name", EVERY_FILE)
 def test_a_truncated_file_is_found(folder: Path, caplog: pytest.LogCaptureFixture, name: str, percent: int) -> None:
@@ -121,6 +122,7 @@ def test_a_truncated_file_is_found(folder: Path, caplog: pytest.LogCaptureFixtur
     assert_falls_back(folder, caplog, name, *(["SHA-256"] if name in checkpoint.FILES else []))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", EVERY_FILE)
 def test_a_file_that_is_missing_is_found(folder: Path, caplog: pytest.LogCaptureFixture, name: str) -> None:
     (folder / "step-00000030" / name).unlink()
@@ -133,6 +135,7 @@ def flip(path: Path, dice: random.Random) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [20, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", checkpoint.FILES)
 def test_every_flipped_bit_is_found(folder: Path, caplog: pytest.LogCaptureFixture, name: str, count: int) -> None:
@@ -147,6 +150,7 @@ def test_every_flipped_bit_is_found(folder: Path, caplog: pytest.LogCaptureFixtu
     assert_falls_back(folder, caplog, name, "SHA-256")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [60, pytest.param(300, marks=pytest.mark.slow)])
 def test_a_flipped_bit_of_the_manifest_is_found_or_does_no_harm(folder: Path, count: int) -> None:
     path = folder / "step-00000030" / "manifest.json"
@@ -178,6 +182,7 @@ def test_all_damaged_is_none(folder: Path) -> None:
     assert checkpoint.newest(folder) is None
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", EVERY_FILE)
 def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     write = checkpoint._write
@@ -454,6 +459,7 @@ def test_steps_of_nine_digits_come_behind_those_of_eight(folder: Path) -> None:
     assert steps_in(folder) == [10, 20, 30, 99_999_999, 100_000_000]
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", EVERY_FILE)
 @pytest.mark.parametrize("kind", ["40 GB", "a pipe", "a link to a device", "a link to a copy", "a folder"])
 def test_what_stands_in_the_place_of_a_file_is_a_fault_at_once(folder: Path, name: str, kind: str) -> None:
@@ -516,6 +522,7 @@ class Canary:
         return Path.touch, (self.path,)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
 @pytest.mark.parametrize("form", ["pickle", "torch"])
 def test_a_pickle_is_refused_and_never_run(folder: Path, tmp_path: Path, name: str, form: str) -> None:

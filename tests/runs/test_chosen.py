@@ -69,6 +69,7 @@ def test_a_stop_and_a_resume_change_neither_checkpoints_nor_weights_nor_scores(
             assert (ours / name).read_bytes() == (theirs / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_a_stop_on_the_step_of_the_best_validation_is_not_taken_for_the_best(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_stop_on_the_step_of_the_best_validation_is_not_taken_for_the_best(
     assert [path.name for path in broken.checkpoints.iterdir()] == ["step-00000006"]
 
 
+@pytest.mark.slow
 def test_a_damaged_member_of_a_mean_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +105,7 @@ def test_a_damaged_member_of_a_mean_is_named_and_recorded(
     assert main(["report", str(run.folder)]) == 0
 
 
-@pytest.mark.matrix(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", [4, 6])
 def test_a_member_of_a_mean_that_is_gone_is_named_and_recorded(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture, gone: int
@@ -122,6 +124,7 @@ def test_a_member_of_a_mean_that_is_gone_is_named_and_recorded(
     assert weights_in(run) == {"chosen": "average of 3", "steps": left, "passed_over": [gone]}
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_that_no_undisturbed_run_has_is_not_missed(
     tmp_path: Path, corpus: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -110,6 +110,7 @@ def masked_losses(model: Any, rows: Tensor, parts: Any) -> Iterator[Tensor]:
             yield F.cross_entropy(logits, rows[label])
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", ["gpt2", "opt", "bert", "marian"])
 def test_the_first_loss_is_that_of_the_imported_model(name: str, made: dict[str, Made], tmp_path: Path) -> None:
     task, model = start_of_run(created(name, made[name], tmp_path))
@@ -240,6 +241,7 @@ def test_a_model_whose_configuration_names_no_end_is_refused(made: dict[str, Mad
     assert "eos_token_id" in caught.value.fix
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("name", "sections", "what"),
     [

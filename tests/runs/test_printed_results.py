@@ -61,6 +61,7 @@ def is_drawing(image: ElementTree.Element) -> bool:
     return image.tag == "{http://www.w3.org/2000/svg}svg"
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("task", SMALL)
 def test_a_run_prints_what_the_command_printed_at_its_end(task: str, trained: dict[str, Path]) -> None:
     assert f"{kl.load(trained[task])}\n" == trained[task].with_suffix(".txt").read_text() != ""

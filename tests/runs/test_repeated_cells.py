@@ -40,6 +40,7 @@ def test_a_repeated_cell_returns_the_finished_run_and_goes_on_with_more_steps(
     assert steps_of(cell(3)) == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_cell_with_epochs_is_repeated_too(corpus: Path, tmp_path: Path) -> None:
     def cell() -> Any:
         tables = text_table(corpus)
@@ -76,6 +77,7 @@ def test_a_cell_whose_model_has_changed_is_refused_and_leaves_the_run(corpus: Pa
     assert (first.folder / "scores.json").exists()
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_the_run_but_only_once_the_new_one_can_begin(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     first = kl.train(text_table(corpus), run=folder, train={"steps": 3})

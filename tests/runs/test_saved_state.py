@@ -145,7 +145,7 @@ def rewrite(path: Path, name: str, data: bytes) -> None:
     assert checkpoint.find_fault(path) is None
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [

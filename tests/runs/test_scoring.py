@@ -177,6 +177,7 @@ def error_lines(*words: object) -> list[str]:
     return lines
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("task", "other"), [*permutations(SMALL, 2)])
 def test_runs_of_different_tasks_are_not_compared(runs: dict[str, Run], task: str, other: str) -> None:
     lines = error_lines("evaluate", runs[task].folder, "--against", runs[other].folder)

@@ -29,6 +29,7 @@ CLASSES = {"translation": Translator, "causal_lm": LanguageModel, "masked_lm": M
 LINES = ["The dog sleeps.", "", "A cat sees the small dog."]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", CLASSES)
 def test_a_run_is_of_the_class_of_its_task(task: str, trained: dict[str, Path]) -> None:
     run = kl.load(str(trained[task]))
@@ -44,6 +45,7 @@ def test_a_run_is_of_the_class_of_its_task(task: str, trained: dict[str, Path]) 
     assert task != "classify" or run.report() == trained[task] / "report.html"
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("task", CLASSES)
 def test_the_model_has_the_weights_of_the_checkpoint(task: str, trained: dict[str, Path]) -> None:
     run = kl.load(trained[task])
@@ -229,6 +231,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[Any, ...], dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_says_what_and_where(name: str, trained: dict[str, Path]) -> None:
     task, method, arguments, options, text = MISTAKES[name]

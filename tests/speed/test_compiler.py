@@ -141,7 +141,7 @@ def settings() -> tuple[Any, ...]:
     return *limits, shape_config.use_duck_shape, partition_config.activation_memory_budget
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("recompute", ["none", "selective", "layer"])
 def test_the_compilers_settings_are_restored(recompute: Recompute) -> None:
     model, before, inside = kl.Decoder(50, 8, 2, 8, 2).train(), settings(), []

@@ -113,6 +113,7 @@ def test_one_stack_alone(shape: str) -> None:
     assert_equal(seeded_run(fast_form(model)), seeded_run(with_known_masks(model)))
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("what", ["selective", "layer"])
 @pytest.mark.parametrize("options", [{}, {"moe": SPARSE}], ids=["dense", "sparse"])
 def test_what_is_recomputed_drops_the_same(what: Recompute, options: dict[str, Any]) -> None:
@@ -120,6 +121,7 @@ def test_what_is_recomputed_drops_the_same(what: Recompute, options: dict[str, A
     assert_equal(seeded_run(fast_form(model, what)), seeded_run(fast_form(model)))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("what", ["none", "selective", "layer"])
 @pytest.mark.parametrize("recipe", ["pre_ln", "sub_ln"])
 def test_gradients_are_those_of_the_forward_that_was_drawn(recipe: str, what: Recompute) -> None:

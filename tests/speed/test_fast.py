@@ -83,6 +83,7 @@ def test_every_option(shape: str, recipe: Any, options: dict[str, Any], monkeypa
     assert_equal(run(form), expected)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @each_shape
 @pytest.mark.parametrize("recipe", ["deepnorm", "sub_ln"])

@@ -37,7 +37,7 @@ def served(form: Any) -> list[str | None]:
     return stack._why_plain()
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.matrix(10)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("split", [0, 1, 4, LENGTH])
 @each_recipe
@@ -50,6 +50,7 @@ def test_every_recipe(recipe: str, split: int, monkeypatch: pytest.MonkeyPatch) 
     assert_equal(run(form, split=split), expected)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize(("recipe", "options"), OPTIONS, ids=str)
 def test_every_option(recipe: str, options: dict[str, Any]) -> None:
@@ -57,6 +58,7 @@ def test_every_option(recipe: str, options: dict[str, Any]) -> None:
     assert_equal(run(fast_form(model), split=2), run(model, split=2))
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.usefixtures("every_operator")
 @pytest.mark.parametrize("what", ["selective", "layer"])
 @pytest.mark.parametrize("recipe", ["deepnorm", "pre_ln", "resi_dual"])

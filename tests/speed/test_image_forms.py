@@ -26,6 +26,7 @@ def gradients(model: Any, images: torch.Tensor, visible: torch.Tensor | None) ->
     return {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.grad is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "graphs"),
     [

@@ -58,7 +58,7 @@ def step(what: Recompute, backend: str | None, **options: Any) -> tuple[int, flo
     )
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, pytest.param("aot_eager_decomp_partition", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_less_is_kept_and_the_gradients_are_the_same(backend: str | None, dropout: float) -> None:

@@ -79,7 +79,7 @@ def one_by_one(model: kl.Decoder, line: list[int], length: int, stride: int) -> 
     return total
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("stride", [24, 10, 1])
 def test_the_test_scores_every_token_once_with_the_context_that_is_asked_for(

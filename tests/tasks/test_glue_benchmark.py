@@ -56,6 +56,7 @@ def options(folder: Path, out: Path, **others: Any) -> list[str]:
     return [str(folder / "start"), *(word for name, value in given.items() for word in (f"--{name}", str(value)))]
 
 
+@pytest.mark.slow
 def test_all_tasks_that_are_there_are_fine_tuned_and_what_is_done_is_not_done_again(
     glue: ModuleType, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def short(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, A
     return record(run)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(
     "point", [point if point in QUICK else pytest.param(point, marks=pytest.mark.slow) for point in POINTS]
 )
@@ -139,6 +140,7 @@ def change_config(run: Run, **values: int) -> None:
     path.write_text(text)
 
 
+@pytest.mark.slow
 def test_a_stop_never_leaves_a_damaged_checkpoint_alone(tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = new_run(tmp_path / "run", corpus, train={"steps": 100_000, "save_every": 4, "keep": 2})
     with monkeypatch.context() as patch:
@@ -163,6 +165,7 @@ def test_a_stop_never_leaves_a_damaged_checkpoint_alone(tmp_path: Path, corpus: 
     assert "stopped by a signal" in out
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_between_saves_ends_the_run_and_loses_nothing(
     tmp_path: Path, corpus: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -221,6 +224,7 @@ def resume_as_nobody(folder: str, out: str) -> None:
     sys.exit(main(["train", "--resume", folder]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs the right to become another user")
 @pytest.mark.parametrize("unreadable", ["checkpoints", "metrics.jsonl"])
 def test_the_run_of_another_user_is_refused_by_its_path(unreadable: str) -> None:

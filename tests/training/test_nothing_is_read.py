@@ -40,6 +40,7 @@ class StandIn:
         pass
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("measured", [False, True])
 @pytest.mark.parametrize(
     ("options", "train"),
@@ -85,6 +86,7 @@ class Watched(Recorder):
             return super().run(pieces, **options)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", [new_run, new_text_run, new_classifier])
 @pytest.mark.parametrize("model", [{}, {"positions": "rotary", "moe": {"experts": 4, "every": 1}}])
 def test_the_loss_of_a_validation_batch_reads_nothing_back(

@@ -149,6 +149,7 @@ def test_a_signal_to_one_stops_all_and_the_run_goes_on_as_if_it_had_not_stopped(
 OTHERS = [("dense", (0, 1)), ("sparse", (0,)), ("sparse", (0, 1))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "ranks"), [("dense", (1,)), *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)]
 )
@@ -165,6 +166,7 @@ def test_a_signal_to_any_of_them_ends_a_validation_of_all(
     assert record(broken) == record(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "size"),
     [("sparse", 1), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dense", 2), ("balanced", 2)))],
@@ -186,6 +188,7 @@ def test_another_number_of_processes_goes_on_from_their_checkpoint(
     assert alone.load_model(torch.device("cpu")).state_dict().keys() == last_checkpoint(shared).model.keys()
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_is_skipped_by_all(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
     """The third step counts for nothing but its place in the data."""
     run = made(tmp_path / "run", corpus, "balanced", steps=3, save_every=2, keep=9, layers_every=0)
@@ -201,6 +204,7 @@ def test_what_is_not_finite_on_one_is_skipped_by_all(tmp_path: Path, corpus: Pat
     ]
 
 
+@pytest.mark.slow
 def test_frozen_experts_in_less_precision_stay_in_the_checkpoint_as_they_were(
     tmp_path: Path, corpus: Path, pool: ProcessPool
 ) -> None:
@@ -219,6 +223,7 @@ def printed(run: Path, size: int) -> list[list[str]]:
     return [Path(f"{run}.{rank}.out").read_text().splitlines() for rank in range(size)]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("size", "sections", "words", "told"),
     [

@@ -83,6 +83,7 @@ class Killed(BaseException):
     """As by kill -9: nothing is saved on the way out."""
 
 
+@pytest.mark.slow
 def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
     run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,7 +111,7 @@ def test_killed_after_it_was_made_longer_it_goes_on_to_the_new_end(
     assert "train.steps is 8 (was 4)" in events[0]
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["before", "after"])
 def test_killed_as_the_configuration_is_written_it_is_the_old_one_or_the_new_one(
     run: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch, point: str

@@ -205,6 +205,7 @@ def test_at_a_rate_of_zero_the_gradient_is_still_measured() -> None:
     assert math.isnan(check.moved)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("recipe", kl.recipes.names())
 def test_an_encoder_gets_no_gradient_at_first_where_branches_start_at_zero(recipe: str) -> None:
     model = kl.EncoderDecoder(24, 8, 2, 16, 2, 2, recipe, dtype=torch.float64)

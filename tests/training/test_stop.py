@@ -158,6 +158,7 @@ def test_a_signal_in_the_step_before_a_validation_does_not_wait_for_it(
     assert last_checkpoint(run).step == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -320,7 +321,7 @@ def test_what_a_destructor_drops_is_raised_again_soon_and_shown_to_nobody(capfd:
     assert sys.unraisablehook is hook
 
 
-@pytest.mark.matrix(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "name", "call"), [(safetensors.torch, "load_file", 1), (TranslationTask, "_loss", 2), (Stepper, "accumulate", 3)]
 )
@@ -415,6 +416,7 @@ def send(process: ForkServerProcess, number: int) -> None:
     os.kill(process.pid, number)
 
 
+@pytest.mark.slow
 def test_a_second_signal_does_not_wait_for_the_checkpoint_and_the_first_gives_the_code(tmp_path: Path, corpus: Path) -> None:
     run = new_run(tmp_path / "run", corpus, train={"steps": 100_000})
     process = start(run, write_slowly)
@@ -430,6 +432,7 @@ def test_a_second_signal_does_not_wait_for_the_checkpoint_and_the_first_gives_th
     assert "Traceback" not in Path(f"{run.folder}.out").read_text()
 
 
+@pytest.mark.slow
 def test_the_end_of_a_terminal_ends_the_run_unless_it_is_to_be_outlived(tmp_path: Path, corpus: Path) -> None:
     runs = [new_run(tmp_path / name, corpus, train={"steps": 100_000}) for name in ("plain", "nohup")]
     plain, outliving = (start(run, how) for run, how in zip(runs, (train_in_child, ignore_hangups), strict=True))

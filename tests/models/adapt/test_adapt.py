@@ -104,6 +104,7 @@ HEADS = [
 ]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("name", "build", "recipe"), HEADS, ids=[name for name, _, _ in HEADS])
 def test_models_with_heads_are_found(name: str, build: Any, recipe: str) -> None:
     report = kl.adapt(build(), recipe, seed=0)

@@ -72,6 +72,7 @@ def test_each_class_comes_back_with_each_of_its_recipes(title: str, label: str, 
 CHANGED = [(gpt2, "sub_ln"), (llama, "sub_ln"), (gpt2, "layer_scale"), (bert, "keel"), (bert, "deepnorm")]
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(("build", "recipe"), CHANGED)
 def test_the_warning_names_the_call_that_restores_the_model(
     build: Callable[[], Any], recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -276,6 +277,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_folder_says_so(name: str, tmp_path: Path) -> None:
     harm, text = DAMAGE[name]

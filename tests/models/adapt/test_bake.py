@@ -60,6 +60,7 @@ def test_a_baked_model_is_plain_and_the_same_function(title: str, recipe: str | 
     )
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("build", "recipe"),
     [
@@ -96,6 +97,7 @@ def test_marians_first_norms_have_an_eps_that_its_configuration_does_not_hold(tm
     torch.testing.assert_close(loaded(ids, decoder_input_ids=ids).logits, logits, rtol=0, atol=1e-4)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize(
     ("build", "recipe", "words"),
     [

@@ -65,6 +65,7 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_states_and_updates_are_those_of_the_model(name: str) -> None:
     make, lists = MODELS[name]

@@ -115,6 +115,7 @@ BELOW = {
 }
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("name", BELOW)
 def test_what_is_below_the_layers_decays_most_and_what_is_above_not_at_all(name: str) -> None:
     build, recipe, below, above = BELOW[name]

@@ -82,7 +82,7 @@ def spread(parameters: Any) -> None:
                 parameter.add_(0.2 * torch.randn_like(parameter))
 
 
-@pytest.mark.matrix(30)
+@pytest.mark.slow
 @pytest.mark.parametrize(("title", "recipe"), CASES, ids=[f"{title}-{name_of(recipe)}" for title, recipe in CASES])
 def test_forward_gradients_and_fifty_steps_are_ours(title: str, recipe: str | Recipe) -> None:
     model = BUILDERS[title]()

@@ -89,7 +89,7 @@ def written_llama(model: Any, in_scale: bool = False) -> Tensor:
 CASES = [(name, recipe) for name in ("t5", "llama") for recipe in ("sub_ln", "normformer")] + [("llama", "lns")]
 
 
-@pytest.mark.matrix(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "recipe"), CASES)
 def test_the_written_equation_trains_alike(name: str, recipe: str) -> None:
     model = t5() if name == "t5" else llama()

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("vocabulary", "count"), [(12, 12), (4096, 64), (8003, 10), (32_768, 10), (50_257, 4)])

@@ -99,6 +99,7 @@ def test_residual_and_norm(
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(("device", "dtype", "tolerance"), SETTINGS)
 @pytest.mark.parametrize("shape", [*SHAPES, MANY_ROWS, (2, 3, 8192)])
 @pytest.mark.parametrize("centred", [True, False])
@@ -118,6 +119,7 @@ def test_inner_norm(shape: tuple[int, ...], centred: bool, device: str, dtype: t
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("shape", [(1, 64), (15, 96), (77, 1000), (601, 512)])
 @pytest.mark.parametrize(
@@ -231,6 +233,7 @@ def test_a_norm_computes_in_its_own_dtype_and_returns_that_of_its_input(kind: ty
     assert norm(x.float()).dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_can_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     monkeypatch.setattr("kilolayer.speed.operators.kernels.why_no_kernels", lambda: "Triton is not installed")

@@ -27,6 +27,7 @@ def product_by_loop(rows: Tensor, weight: Tensor, groups: Groups) -> Tensor:
     return out
 
 
+@pytest.mark.matrix(4)
 @each_size
 @each_kind
 def test_products_and_gradients_are_those_of_a_loop(

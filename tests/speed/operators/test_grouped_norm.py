@@ -86,6 +86,7 @@ def compare(
             close(ours.grad, theirs.grad, 1e-5 if ours.dtype == torch.float32 else tolerance)
 
 
+@pytest.mark.matrix(4)
 @each_setting
 @each_kind
 @pytest.mark.parametrize(("sizes", "rest"), [each for each in SIZES if sum(each[0]) > 0])
@@ -156,6 +157,7 @@ def test_rows_that_do_not_lie_one_after_another(device: str, dtype: torch.dtype,
         close(ours, theirs.double(), tolerance)
 
 
+@pytest.mark.matrix(2)
 @each_kind
 def test_gradients_by_finite_differences(centred: bool, shifted: bool) -> None:
     groups = make([2, 0, 3], 1)
@@ -204,6 +206,7 @@ def test_a_gpu_computes_the_same_each_time_without_waiting() -> None:
     assert all(torch.equal(first, second) for first, second in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_the_compiler_need_not_know_how_many_rows_there_are() -> None:
     torch._dynamo.reset()
     groups = make([2, 0, 3], 0)

@@ -73,7 +73,7 @@ def uncorrelated(first: Tensor, second: Tensor) -> bool:
     return abs(correlation) < SIGMAS / math.sqrt(first.numel())
 
 
-@pytest.mark.matrix(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [0.1, 0.5])
 def test_masks_of_different_seeds_are_independent(p: float) -> None:
     shape = (1024, 512)
@@ -84,6 +84,7 @@ def test_masks_of_different_seeds_are_independent(p: float) -> None:
             assert uncorrelated(first, second)
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("seed", [0, int(SEED)])
 def test_rows_columns_and_neighbours_are_independent(seed: int, p: float) -> None:
@@ -146,6 +147,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("default")  # the compiler warns about itself
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def test_a_second_derivative_is_refused() -> None:
         first.sum().backward()
 
 
+@pytest.mark.matrix(2)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("rows", "dim", "width"), [(1, 8, 8), (129, 64, 136), (300, 200, 1000), (1000, 512, 2048)])
 @pytest.mark.parametrize("scale", [1.0, 1.5])

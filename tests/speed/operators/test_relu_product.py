@@ -25,6 +25,7 @@ TOLERANCE = {"cpu": 1e-5, "cuda": 1e-2}
 close = partial(formulas.close, tolerance=TOLERANCE)
 
 
+@pytest.mark.matrix(3)
 @pytest.mark.parametrize(
     ("batch", "length", "inputs", "outputs"),
     [(1, 1, 16, 64), (3, 43, 32, 72), (1, 64, 64, 100), (5, 13, 64, 256), (7, 101, 128, 1000), (2, 333, 64, 4096)],
@@ -47,6 +48,7 @@ def test_product_and_gradients(batch: int, length: int, inputs: int, outputs: in
         close(ours.grad, theirs.grad)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 16, 64), (43, 32, 96), (7, 64, 1000), (333, 64, 2048)])
 @pytest.mark.parametrize("centred", [True, False])
@@ -86,6 +88,7 @@ def test_the_bias_gets_the_sum_over_all_rows(rows: int, device: str) -> None:
     assert torch.equal(total, (2 * (hidden > 0).sum(dim=0)).to(hidden.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_operators_are_what_they_say_to_the_compiler(device: str) -> None:
     x, weight = (torch.randn(*shape, device=device, dtype=DTYPES[device]) for shape in ((2, 70, 16), (24, 16)))

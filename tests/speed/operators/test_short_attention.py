@@ -118,6 +118,7 @@ def dropped_attention(
     return torch.einsum("bhqk,bhkd->bqhd", weights, value).flatten(2)
 
 
+@pytest.mark.matrix(4)
 @pytest.mark.parametrize(("length", "head_dim"), [(1, 16), (7, 64), (33, 16), (64, 64), (100, 128), (128, 64)])
 @pytest.mark.parametrize(("key_heads", "causal", "padded"), [(4, True, True), (4, False, True), (2, True, False)])
 @pytest.mark.parametrize("device", DEVICES)
