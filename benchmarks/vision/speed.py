@@ -1,0 +1,270 @@
+"""The training step of an image classifier beside Hugging Face's and timm's ViT: the same shapes, in turns, in one process.
+
+PYTHONPATH=src python benchmarks/vision/speed.py OUT [--rounds 5] [--steps 20] [--tiny]
+
+bf16 products and fp32 weights updated by AdamW, no dropout, Pre-LN with GELU and learned positions, batches on the device.
+The peers hold fp32 weights under autocast and use torch's fused AdamW; "compiled" is torch.compile in its default mode, "in
+graphs" its mode reduce-overhead. Ours is the trainer's own step. "augment" is the time of the augmentation of one batch, with
+RandAugment, erasing, mixup and cutmix. OUT/speed.json has the median of all steps of each system, and the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import kilolayer as kl
+from kilolayer.data.augment import Augment, AugmentConfig
+from kilolayer.data.image_batches import ImageBatch
+from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.speed.runtime import FAST
+from kilolayer.tasks.task import Loss
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.guard import Guard
+from kilolayer.training.step import Stepper
+
+LR, CLASSES = 1e-4, 10
+Step = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and its batch."""
+
+    layers: int
+    size: int = 32
+    patch: int = 4
+    rows: int = 256
+    dim: int = 384
+    heads: int = 6
+
+    @property
+    def name(self) -> str:
+        """As in the table of results."""
+        return f"{self.layers}L d{self.dim}, {self.rows} images of {self.size} pixels"
+
+
+SHAPES = (Shape(12), Shape(100), Shape(12, 224, 16, 128), Shape(100, 224, 16, 32))
+TINY = (Shape(2, 16, 4, 8, 16, 2),)
+
+
+def kilolayer(shape: Shape, device: torch.device) -> Step:
+    config = kl.ModelConfig(
+        shape="encoder",
+        recipe=kl.recipes.get("pre_ln"),
+        layers=shape.layers,
+        dim=shape.dim,
+        heads=shape.heads,
+        ffn_dim=4 * shape.dim,
+        vocab_size=None,
+        positions="learned",
+        activation="gelu",
+        image=kl.ImageInput(size=shape.size, patch=shape.patch),
+        head=kl.Head(outputs=CLASSES, pooler="none", dropout=0.0),
+    )
+    model = kl.build_model(config, device=device, seed=1).train()
+    train = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
+    optimizer = make_optimizer(model, train, model.cast_weights(torch.bfloat16), runtime=FAST)
+    stepper = Stepper(model, optimizer, train, Guard(scaled=False), device, say=_refuse, loss=_loss, runtime=FAST)
+    images, labels = batch(shape, torch.device("cpu"))
+    read = ImageBatch(images, labels, torch.zeros(shape.rows, 2, dtype=torch.int64), shape.rows)
+
+    def step() -> float:
+        result = stepper.step([Parts(read)], LR)
+        assert result.fault is None
+        return result.loss
+
+    return step
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A batch that needs no work before the step."""
+
+    read: ImageBatch
+
+    @property
+    def parts(self) -> tuple[torch.Tensor, ...]:
+        return self.read.parts[:2]
+
+    @property
+    def tokens(self) -> int:
+        return self.read.tokens
+
+
+def _loss(model: Any, parts: Any, *, hidden_states: bool) -> Loss:
+    images, labels = parts
+    output = model(images, hidden_states=hidden_states)
+    nll = F.cross_entropy(output.logits.float(), labels, reduction="sum")
+    return Loss(nll, nll, (labels >= 0).sum(), output)
+
+
+def _refuse(message: str) -> None:
+    raise RuntimeError(message)  # a slower form must not be measured as if it were the usual one
+
+
+def vit(shape: Shape, device: torch.device, **compiling: Any) -> Step:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=shape.dim,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=4 * shape.dim,
+        image_size=shape.size,
+        patch_size=shape.patch,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
+    )
+    with device:
+        model = ViTForImageClassification(config)
+    return autocast_step(model, lambda images: model(images).logits, shape, device, **compiling)
+
+
+def timm_vit(shape: Shape, device: torch.device, **compiling: Any) -> Step:
+    from timm.models.vision_transformer import VisionTransformer  # pyright: ignore[reportMissingImports]
+
+    with device:
+        model = VisionTransformer(
+            img_size=shape.size,
+            patch_size=shape.patch,
+            num_classes=CLASSES,
+            embed_dim=shape.dim,
+            depth=shape.layers,
+            num_heads=shape.heads,
+        )
+    return autocast_step(model, model, shape, device, **compiling)
+
+
+def autocast_step(
+    model: torch.nn.Module, logits: Callable[[Any], Any], shape: Shape, device: torch.device, **compiling: Any
+) -> Step:
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=LR, weight_decay=0.01, fused=True)
+    images, labels = batch(shape, device)
+
+    def mean_loss() -> torch.Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return F.cross_entropy(logits(images).float(), labels)
+
+    loss = torch.compile(mean_loss, **compiling) if compiling else mean_loss
+
+    def step() -> torch.Tensor:
+        found = loss()
+        found.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return found.detach()
+
+    return step
+
+
+def augment(shape: Shape, device: torch.device) -> Step:
+    """The augmentation of a batch, which comes before the step."""
+    config = AugmentConfig(crop="pad", randaugment=2, erasing=0.25, mixup=0.8, cutmix=1.0)
+    augmented = Augment(config, 1, CLASSES)
+    pixels = torch.randint(0, 256, (shape.rows, 3, shape.size, shape.size), dtype=torch.uint8, device=device)
+    labels = torch.randint(0, CLASSES, (shape.rows,), device=device)
+    keys = torch.stack([torch.arange(shape.rows), torch.zeros(shape.rows, dtype=torch.int64)], dim=1).to(device)
+    return lambda: augmented(pixels, labels, keys)
+
+
+SYSTEMS: dict[str, Callable[[Shape, torch.device], Step]] = {
+    "kilolayer": kilolayer,
+    "vit": vit,
+    "vit compiled": lambda shape, device: vit(shape, device, mode="default"),
+    "vit in graphs": lambda shape, device: vit(shape, device, mode="reduce-overhead"),
+    "timm compiled": lambda shape, device: timm_vit(shape, device, mode="default"),
+    "augment": augment,
+}
+
+
+def batch(shape: Shape, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images, fp32 [rows, 3, size, size], and labels, int64 [rows]."""
+    draw = np.random.default_rng(1)
+    images = torch.from_numpy(draw.standard_normal((shape.rows, 3, shape.size, shape.size), dtype=np.float32))
+    return images.to(device), torch.from_numpy(draw.integers(0, CLASSES, shape.rows)).to(device)
+
+
+def timed(step: Step, steps: int, device: torch.device) -> list[float]:
+    """Milliseconds of each step, from end to end."""
+    found = []
+    for _ in range(steps):
+        wait(device)
+        began = time.perf_counter()
+        step()
+        wait(device)
+        found.append(1e3 * (time.perf_counter() - began))
+    return found
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(shape: Shape, rounds: int, steps: int, device: torch.device) -> dict[str, Any]:
+    """The median step of each system; one that cannot be run has the reason instead."""
+    ready: dict[str, Step] = {}
+    row: dict[str, Any] = {"shape": asdict(shape), "name": shape.name, "ms": {}, "missing": {}}
+    for name, make in SYSTEMS.items():
+        try:
+            ready[name] = make(shape, device)
+            timed(ready[name], 5, device)
+        except Exception as error:  # the others are measured
+            ready.pop(name, None)
+            row["missing"][name] = f"{type(error).__name__}: {error}"[:300]
+    found: dict[str, list[float]] = {name: [] for name in ready}
+    for _ in range(rounds):
+        for name, step in ready.items():
+            found[name] += timed(step, steps, device)
+    row["ms"] = {name: round(median(times), 3) for name, times in found.items()}
+    row["times_faster"] = {
+        name: round(value / row["ms"]["kilolayer"], 3)
+        for name, value in row["ms"].items()
+        if name not in ("kilolayer", "augment")
+    }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_float32_matmul_precision("high")
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for shape in TINY if options.tiny else SHAPES:
+        torch._dynamo.reset()
+        rows.append(measure(shape, options.rounds, options.steps, device))
+        print(json.dumps(rows[-1]), flush=True)
+        made_with = {
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        }
+        command = f"python benchmarks/vision/speed.py OUT --rounds {options.rounds} --steps {options.steps}"
+        (options.out / "speed.json").write_text(
+            json.dumps({"command": command, "made_with": made_with, "rows": rows}, indent=1)
+        )
+
+
+if __name__ == "__main__":
+    main()
