@@ -12,6 +12,7 @@ import pytest
 from kilolayer import config as configuration
 from kilolayer.cli.main import main
 from kilolayer.data.corpora import expand
+from kilolayer.data.drawn_images import drawn_images
 from kilolayer.data.grammar import pairs
 from kilolayer.runs.budget import Work, budget
 from kilolayer.tasks.config import RunConfig
@@ -143,7 +144,15 @@ def write_text(folder: Path, config: RunConfig, languages: list[str], text: dict
 
 # Of configurations that differ in depth alone, one.
 FAMILIES = {re.sub(r"-\d+l(-\d+l)?|-\d+(?=-experts)", "", path.stem): path for path in CONFIGS}
-ONE_OF_A_KIND = {"wmt17-en-de", "wmt14-en-fr-admin-bt", "gpt3-medium", "torchscale-lm-experts", "shakespeare", "masked-lm"}
+ONE_OF_A_KIND = {
+    "wmt17-en-de",
+    "wmt14-en-fr-admin-bt",
+    "gpt3-medium",
+    "torchscale-lm-experts",
+    "shakespeare",
+    "masked-lm",
+    "camvid",
+}
 QUICK = [path for name, path in FAMILIES.items() if name in ONE_OF_A_KIND]
 
 
@@ -160,10 +169,10 @@ def test_every_config_trains(
     monkeypatch.setenv("KILOLAYER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     config, table = read(path), configuration.load(path)
     depth = ["--model.layers=2"] if "layers" in table["model"] else ["--model.encoder_layers=2", "--model.decoder_layers=1"]
-    typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32", "--batches.tokens=512"]
+    typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32"]
     typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu"]
-    tiny_text = tiny_translation if config.task == "translation" else tiny_language
-    typed += tiny_text(config, table, tmp_path / "text", text)
+    tiny_data = {"translation": tiny_translation, "segment": tiny_pairs}.get(config.task, tiny_language)
+    typed += tiny_data(config, table, tmp_path / "text", text)
     assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert metrics[-1]["step"] == 2
@@ -177,13 +186,13 @@ def tiny_language(config: RunConfig, table: configuration.Table, folder: Path, t
     (folder / "text.txt").write_text("\n".join(text["train.0"]))
     typed = [f"--text.train={folder / 'text.txt'}", "--text.length=16", "--text.valid_share=0.1", "--text.test_share=0.1"]
     typed += ["--text.stride=8"] if table["text"].get("stride") else []
-    return [*typed, *([] if config.tokenizer.of_bytes else ["--tokenizer.vocab_size=300"])]
+    return ["--batches.tokens=512", *typed, *([] if config.tokenizer.of_bytes else ["--tokenizer.vocab_size=300"])]
 
 
 def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
     """What to type for a translator of tiny text."""
     typed = ["--tokenizer.vocab_size=90", "--tokenizer.byte_fallback=false", "--batches.shapes=3", f"--data.folder={folder}"]
-    typed.append("--search.max_length_factor=1")
+    typed += ["--search.max_length_factor=1", "--batches.tokens=512"]
     languages = []
     if config.data.languages:
         english = config.data.directions[0].partition("-")[0]
@@ -194,3 +203,10 @@ def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path
         typed.append('--data.directions=["en-de"]')
     write_text(folder, config, languages, text)
     return typed
+
+
+def tiny_pairs(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
+    """What to type for a segmentation model of tiny images."""
+    drawn_images(folder, 24, {"train": 18, "valid": 6, "test": 6})
+    sources = [f"--images.{name}={folder / name}" for name in config.images.sources()]
+    return [*sources, "--images.size=24", "--model.map_head.channels=8"]

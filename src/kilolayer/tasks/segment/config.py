@@ -19,7 +19,7 @@ DRAWN: Table = {
     "augment": {"pad": 2},
     "train": {"lr": 2e-3},
 }
-DRAWN_EPOCHS = 10
+DRAWN_EPOCHS = 6
 """What learns the drawn shapes within a minute on a CPU."""
 
 

@@ -114,8 +114,8 @@ class SegmentTask(Task[SegmentConfig]):
         log_probabilities = F.log_softmax(output.logits.float(), dim=1)
         real = labels >= 0
         share = weight / real.sum().clamp(min=1)
-        nll = F.nll_loss(log_probabilities, labels, ignore_index=-1, reduction="sum") * share
-        spread = -log_probabilities.mean(dim=1).masked_fill(~real, 0.0).sum() * share
+        of_labels = log_probabilities.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+        nll, spread = (-each.masked_fill(~real, 0.0).sum() * share for each in (of_labels, log_probabilities.mean(dim=1)))
         smoothing = self.config.train.label_smoothing
         return Loss((1 - smoothing) * nll + smoothing * spread, nll, weight, output)
 
