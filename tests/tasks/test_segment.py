@@ -285,13 +285,13 @@ def test_labels_that_are_no_class_and_another_number_of_classes_are_refused(imag
 def test_the_plan_counts_patches(images: Path) -> None:
     work = build(RunConfig, table(images)).usual_batch(None)
     assert (work.rows, work.length) == (8, 5)
+    assert build(RunConfig, table(images)).model.map_head.classes == 7
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["upernet", "linear"])
 def test_drawn_shapes_are_learned_without_any_data(tmp_path: Path, kind: str) -> None:
-    model = {"map_head": {"kind": kind, **({} if kind == "upernet" else {"channels": "none"})}}
-    run = kl.train({"task": "segment"}, run=tmp_path / "run", train={"device": "cpu"}, model=model)
+    run = kl.train({"task": "segment", "model": {"map_head": {"kind": kind}}}, run=tmp_path / "run", train={"device": "cpu"})
     by_class = run.scores()["iou_by_class"]
     assert [each["name"] for each in by_class] == NAMES
     # Calling every pixel background has an IoU of its share there, and 0 elsewhere.

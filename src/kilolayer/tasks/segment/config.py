@@ -14,12 +14,12 @@ from kilolayer.tasks.image_config import ImageTaskConfig
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 
 DRAWN: Table = {
-    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128, "image": {"patch": 8}, "map_head": {"channels": 32}},
+    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128, "image": {"patch": 8}},
     "images": {"rows": 40},
     "augment": {"pad": 2},
     "train": {"lr": 2e-3},
 }
-DRAWN_EPOCHS = 6
+DRAWN_EPOCHS, DRAWN_CHANNELS = 6, 32
 """What learns the drawn shapes within a minute on a CPU."""
 
 
@@ -48,13 +48,14 @@ class SegmentConfig(ImageTaskConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        found = merge(
-            cls.image_defaults(table), {"model": {"map_head": {"kind": "upernet"}}, "train": {"label_smoothing": 0.0}}
-        )
+        named, given = part_of(table, "images").get("classes"), part_of(part_of(table, "model"), "map_head")
+        head = {"kind": "upernet", **({"classes": len(named)} if isinstance(named, list) and named else {})}
+        found = merge(cls.image_defaults(table), {"model": {"map_head": head}, "train": {"label_smoothing": 0.0}})
         if not cls.on_drawn(table):
             return found
         epochs = {} if "steps" in part_of(table, "train") else {"epochs": DRAWN_EPOCHS}
-        return merge(merge(found, DRAWN), {"train": epochs})
+        width = {} if given.get("kind") == "linear" else {"map_head": {"channels": DRAWN_CHANNELS}}
+        return merge(merge(found, DRAWN), {"model": width, "train": epochs})
 
     def faults(self) -> Iterator[Fault]:
         missing = self.model.map_head is None or self.model.image is None
