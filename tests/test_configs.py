@@ -152,6 +152,7 @@ ONE_OF_A_KIND = {
     "shakespeare",
     "masked-lm",
     "cifar10",
+    "camvid",
 }
 QUICK = [path for name, path in FAMILIES.items() if name in ONE_OF_A_KIND]
 
@@ -171,7 +172,8 @@ def test_every_config_trains(
     depth = ["--model.layers=2"] if "layers" in table["model"] else ["--model.encoder_layers=2", "--model.decoder_layers=1"]
     typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32"]
     typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu"]
-    tiny_data = {"translation": tiny_translation, "classify_image": tiny_images}.get(config.task, tiny_language)
+    kinds = {"translation": tiny_translation, "classify_image": tiny_images, "segment": tiny_pairs}
+    tiny_data = kinds.get(config.task, tiny_language)
     typed += tiny_data(config, table, tmp_path / "text", text)
     assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
     metrics = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
@@ -191,27 +193,15 @@ def tiny_language(config: RunConfig, table: configuration.Table, folder: Path, t
     """What to type for a language model on tiny text."""
     folder.mkdir()
     (folder / "text.txt").write_text("\n".join(text["train.0"]))
-    typed = [
-        "--batches.tokens=512",
-        f"--text.train={folder / 'text.txt'}",
-        "--text.length=16",
-        "--text.valid_share=0.1",
-        "--text.test_share=0.1",
-    ]
+    typed = [f"--text.train={folder / 'text.txt'}", "--text.length=16", "--text.valid_share=0.1", "--text.test_share=0.1"]
     typed += ["--text.stride=8"] if table["text"].get("stride") else []
-    return [*typed, *([] if config.tokenizer.of_bytes else ["--tokenizer.vocab_size=300"])]
+    return ["--batches.tokens=512", *typed, *([] if config.tokenizer.of_bytes else ["--tokenizer.vocab_size=300"])]
 
 
 def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
     """What to type for a translator of tiny text."""
-    typed = [
-        "--batches.tokens=512",
-        "--tokenizer.vocab_size=90",
-        "--tokenizer.byte_fallback=false",
-        "--batches.shapes=3",
-        f"--data.folder={folder}",
-    ]
-    typed.append("--search.max_length_factor=1")
+    typed = ["--tokenizer.vocab_size=90", "--tokenizer.byte_fallback=false", "--batches.shapes=3", f"--data.folder={folder}"]
+    typed += ["--search.max_length_factor=1", "--batches.tokens=512"]
     languages = []
     if config.data.languages:
         english = config.data.directions[0].partition("-")[0]
@@ -222,3 +212,10 @@ def tiny_translation(config: RunConfig, table: configuration.Table, folder: Path
         typed.append('--data.directions=["en-de"]')
     write_text(folder, config, languages, text)
     return typed
+
+
+def tiny_pairs(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
+    """What to type for a segmentation model of tiny images."""
+    drawn_images(folder, 24, {"train": 18, "valid": 6, "test": 6})
+    sources = [f"--images.{name}={folder / name}" for name in config.images.sources()]
+    return [*sources, "--images.size=24", "--model.map_head.channels=8"]

@@ -73,12 +73,8 @@ def test_what_does_not_fit_is_counted_and_named(folder: Path, tmp_path: Path, ca
     put(folder / "train" / "torn.png", pixels_of(9))
     (folder / "labels" / "torn.png").write_bytes(b"no image")
     (folder / "train" / "bad.png").write_bytes(b"no image")
-    wrong = ids_of(7)
-    wrong[0, :3] = 77
-    put(folder / "train" / "odd.png", pixels_of(7))
-    put(folder / "labels" / "odd.png", wrong)
     found = find_pairs(config_of(folder, classes=["sky", "road", "car"]), tmp_path / "cache")
-    assert found.train.names == [*(f"{number}.png" for number in range(5)), "odd.png"]
+    assert found.train.names == [f"{number}.png" for number in range(5)]
     assert found.train.faults == {
         "broken": 1,
         "unlabelled": 1,
@@ -90,22 +86,31 @@ def test_what_does_not_fit_is_counted_and_named(folder: Path, tmp_path: Path, ca
     said = capsys.readouterr().err
     for name in ("bad.png", "alone.png", "lost.png", "tall.png", "torn.png", "paint.png"):
         assert name in said
-    assert "1 with ids that are no class (77): 3 pixels taken as void (odd.png)" in said
-    assert found.train[5][1][0, :3].tolist() == [IGNORED] * 3
     assert found.classes == ("sky", "road", "car")
 
 
+def test_an_id_that_is_no_class_is_an_error_that_names_image_count_and_id(folder: Path, tmp_path: Path) -> None:
+    wrong = ids_of(7)
+    wrong[0, :3] = 77
+    put(folder / "train" / "odd.png", pixels_of(7))
+    put(folder / "labels" / "odd.png", wrong)
+    with pytest.raises(InputError, match="ids that are no class, 77: 3 pixels in the label images of 1 image") as caught:
+        find_pairs(config_of(folder, classes=["sky", "road", "car"]), tmp_path / "cache")
+    assert "odd.png" in caught.value.where
+    assert "images.classes" in caught.value.fix
+
+
 def test_ids_of_the_test_set_that_training_lacks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    put(folder / "test" / "t.png", pixels_of(0))
+    put(folder / "test_labels" / "t.png", ids_of(0))
+    options = {"test": str(folder / "test"), "test_labels": str(folder / "test_labels")}
+    assert find_pairs(config_of(folder, **options), tmp_path / "cache").test is not None
+    assert "images.test: 1 have exactly the pixels of a training image (t.png)" in capsys.readouterr().err
     ids = ids_of(0)
     ids[0, 0] = 3
-    put(folder / "test" / "t.png", pixels_of(0))
     put(folder / "test_labels" / "t.png", ids)
-    options = {"test": str(folder / "test"), "test_labels": str(folder / "test_labels")}
-    found = find_pairs(config_of(folder, **options), tmp_path / "cache")
-    assert found.test is not None
-    said = capsys.readouterr().err
-    assert "images.test: 1 with ids that are no class (3): 1 pixel taken as void (t.png)" in said
-    assert "images.test: 1 have exactly the pixels of a training image (t.png)" in said
+    with pytest.raises(InputError, match="ids that are no class, 3: 1 pixel in the label images of 1 image"):
+        find_pairs(config_of(folder, **options), tmp_path / "cache")
 
 
 def test_kinds_of_label_images() -> None:

@@ -27,7 +27,7 @@ LEARNED_ANYWAY = {("causal_lm", fault) for fault in ("blank", "control character
 QUICK = {("translation", "control characters"), ("causal_lm", "empty"), ("masked_lm", "binary")}
 CASES = [
     pytest.param(task, fault, marks=[] if (task, fault) in QUICK else pytest.mark.slow)
-    for task in SMALL
+    for task in TRAINING
     for fault in FAULTS
     if (task, fault) not in LEARNED_ANYWAY
 ]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from kilolayer.cli.configuration import add_device
 from kilolayer.cli.output import show_scores, show_scores_json
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.cli.task_flags import add_task_flags, refuse_foreign_flags
+from kilolayer.errors import InputError, unknown
 from kilolayer.tasks import registry
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import tables_of_tests
@@ -27,13 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="score this text instead of the run's test set: a set, files or folders, as in the run's option `test`",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
-    owners: dict[str, tuple[str, argparse.Action]] = {}
-    for task in registry.all_of():
-        if task.evaluation is not None:
-            group = parser.add_argument_group(f"for {task.title}")
-            importlib.import_module(task.evaluation).add_flags(group)
-            owners |= {action.option_strings[0]: (task.name, action) for action in group._group_actions}
-    parser.set_defaults(owners=owners)
+    add_task_flags(parser, {task.name: task.evaluation for task in registry.all_of() if task.evaluation is not None})
 
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
@@ -48,10 +43,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     task = opened.registration
     if (gone := all_deleted(opened.checkpoints)) is not None:
         say(f"warning: {gone.what}")
-    for flag, (owner, action) in options.owners.items():
-        if owner != task.name and getattr(options, action.dest) != action.default:
-            fix = f"remove it: it applies to {registry.get(owner).title}"
-            raise OptionError(f"{flag} has no effect on {task.title}", where=str(options.run), fix=fix)
+    refuse_foreign_flags(options, task)
     if task.evaluation is not None:
         return importlib.import_module(task.evaluation).evaluate(opened, options)
     if options.test:

@@ -55,7 +55,7 @@ def given_or_drawn(config: ImagesConfig, cache: Path) -> ImagesConfig:
 
     folder = built(cache / f"drawn-{content_key([FORM, size, COUNTS])}", build)
     say("images.train is not given: the run is on drawn shapes, for a first try")
-    return replace(config, **{part: f"{folder / ARCHIVE}:{part}" for part in COUNTS})
+    return replace(config, **{part: f"{folder / ARCHIVE}:{part}" for part in config.sources()})
 
 
 def _without_time(member: tarfile.TarInfo) -> tarfile.TarInfo:

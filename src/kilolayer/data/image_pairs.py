@@ -101,6 +101,7 @@ class ImagePairs(ImageSet):
         self.classes = tuple(classes) or tuple(str(number) for number in range(int(used[-1]) + 1))
         if len(self.classes) > MOST_CLASSES:
             raise InputError("an id of 255 is not void, and is too large", where=source, fix="set images.void = 255")
+        self._check_ids()
 
     @cached_property
     def digest(self) -> str:
@@ -109,7 +110,7 @@ class ImagePairs(ImageSet):
 
     @cached_property
     def table(self) -> np.ndarray:
-        """uint8 [256]: the id that is learned for each id in the files; 255 for void and for those that are no class."""
+        """uint8 [256]: the id that is learned for each id in the files; 255 for void."""
         ids = np.arange(LEVELS)
         return np.where((ids < len(self.classes)) & (ids != self.void), ids, IGNORED).astype(np.uint8)
 
@@ -119,20 +120,22 @@ class ImagePairs(ImageSet):
         counts = self.id_counts.sum(axis=0, dtype=np.int64)[: len(self.classes)]
         return np.where(np.arange(len(self.classes)) == self.void, 0, counts)
 
-    @property
-    def notes(self) -> list[str]:
-        """What was left out or changed, in sentences with names."""
+    def _check_ids(self) -> None:
+        """Raise if a pixel has an id that is neither a class nor void."""
         ids = np.arange(LEVELS)
         wrong = self.id_counts[:, (ids >= len(self.classes)) & (ids != self.void)]
-        found = np.flatnonzero(wrong.any(axis=1))
-        if not len(found):
-            return super().notes
+        if not len(found := np.flatnonzero(wrong.any(axis=1))):
+            return
+        others = sorted(set(np.flatnonzero(self.id_counts.any(axis=0)).tolist()) - {*range(len(self.classes)), self.void})
         names = [self.names[index] for index in found[:5]] + ["..."] * (len(found) > 5)
-        pixels = int(wrong.sum(dtype=np.int64))
-        others = sorted(set(np.flatnonzero(self.id_counts.any(axis=0))) - set(range(len(self.classes))) - {self.void})
-        listed = ", ".join(map(str, others[:5]))
-        wrong_ids = f"{len(found):,} with ids that are no class ({listed}): {counted(pixels, 'pixel')} taken as void"
-        return [*super().notes, f"{wrong_ids} ({', '.join(names)})"]
+        pixels = counted(int(wrong.sum(dtype=np.int64)), "pixel")
+        raise InputError(
+            f"ids that are no class, {', '.join(map(str, others[:5]))}{', ...' if others[5:] else ''}: {pixels} in the label "
+            f"images of {counted(len(found), 'image')}",
+            where=f"{self.source}, {', '.join(names)}",
+            fix=f"there are {len(self.classes)} classes, the first with id 0, and void, {self.void}: correct the label images, "
+            "set images.void, or list all classes in images.classes",
+        )
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """An image, uint8 [height, width, channels], and its ids, uint8 [height, width]; 255: no class."""
@@ -176,6 +179,16 @@ def find_pairs(config: ImagePairsConfig, cache: Path) -> PairParts:
     for note in notes:
         say(note)
     return PairParts(train, parts.get("valid"), parts.get("test"), notes)
+
+
+def read_pairs(images: str, labels: str, config: ImagePairsConfig, cache: Path) -> ImagePairs:
+    """Other images than the run's own, with label images of the same classes."""
+    require_vision()
+    sources = ImageSource.parse(images), ImageSource.parse(labels)
+    part = ImagePairs(prepared_pairs(*sources, config, cache), KEPT, str(sources[0]), config.void, config.classes)
+    for note in part_notes("test", part):
+        say(note)
+    return part
 
 
 def prepared_pairs(images: ImageSource, labels: ImageSource, config: ImagesConfig, cache: Path, share: float = 0.0) -> Path:

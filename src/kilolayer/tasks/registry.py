@@ -22,10 +22,15 @@ EMBEDDED = Path(__file__).parent / DEFAULT / "quickstart.toml"
 
 @dataclass(frozen=True)
 class Verb:
-    """A subcommand. home: the module with its `configure` and `run`."""
+    """A subcommand. home: the module with its `configure` and `run`.
+
+    part: what a task adds to a home that several tasks share, such as `kilolayer.cli.classify`: a module with `add_flags`, and
+    the function that the home calls for a run of this task.
+    """
 
     summary: str
     home: str
+    part: str = ""
 
 
 @dataclass(frozen=True)

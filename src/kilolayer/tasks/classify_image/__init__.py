@@ -13,7 +13,13 @@ register(
         run="kilolayer.tasks.classify_image.image_classifier:ImageClassifier",
         report="kilolayer.tasks.classify_image.report:ImageClassifierReport",
         evaluation="kilolayer.tasks.classify_image.evaluate",
-        verbs={"classify": Verb("label images with an image classifier", "kilolayer.tasks.classify_image.classify")},
+        verbs={
+            "classify": Verb(
+                "label images with an image classifier, or their pixels with a segmentation model",
+                "kilolayer.cli.classify",
+                "kilolayer.tasks.classify_image.classify",
+            )
+        },
         headline=Headline("accuracy", "top-1 accuracy", 2),
         unit="image",
         samples=Samples(

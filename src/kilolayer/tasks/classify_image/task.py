@@ -29,6 +29,7 @@ from kilolayer.models.head import Head
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks import registry
 from kilolayer.tasks.classify_image.config import ClassifyImageConfig
+from kilolayer.tasks.image_body import adopted
 from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
@@ -37,8 +38,6 @@ SAMPLES = 12
 """Images in the report that are right, and that are wrong."""
 CONFUSION, CLASSES = "confusion", "classes"
 """Keys of scores.json: counts [class, predicted class], and the names of the classes."""
-NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder.", "patches.mask_token")
-"""Weights of what another model predicts, and of its masks."""
 
 
 class ClassifyImageTask(Task[ClassifyImageConfig]):
@@ -87,11 +86,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The body of another model that reads images; also its head, if it has as many classes."""
-        head = {name: tensor for name, tensor in own.items() if name.startswith("head.")}
-        theirs = {name: tensor for name, tensor in weights.items() if name.startswith("head.")}
-        alike = {name: tensor.shape for name, tensor in head.items()} == {name: each.shape for name, each in theirs.items()}
-        body = {name: tensor for name, tensor in weights.items() if not name.startswith(NOT_OF_THE_BODY)}
-        return body | (theirs if alike else head)
+        return adopted(weights, own, "head.")
 
     def training_batches(self, seed: int) -> ImageBatches:
         """Endless shuffled batches of the training images."""

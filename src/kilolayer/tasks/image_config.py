@@ -1,0 +1,98 @@
+"""What the configurations of tasks share that predict classes from images: tables, defaults and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kilolayer.config import Table
+from kilolayer.data.augment import AugmentConfig
+from kilolayer.data.images import ImagesConfig, height_and_width
+from kilolayer.models.config import Shape
+from kilolayer.tasks import registry
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.image_body import part_of
+
+# Usual for small ViTs: AdamW with weight decay 0.05, cosine decay. The number of epochs, the share of the warm-up and the
+# learning rates are our choice.
+OPTIMIZER: Table = {"optimizer": "adamw", "weight_decay": 0.05, "beta2": 0.999}
+TRAINING: Table = {"schedule": "cosine", "clip_norm": 1.0, "valid_sentences": 10**9}
+FROM_SCRATCH: Table = {"lr": 1e-3}
+FINE_TUNING: Table = {"lr": 5e-4, "layer_decay": 0.75}
+EPOCHS, WARMUP = 100, 0.05
+SMALL, SMALL_PATCH, PATCH = 64, 4, 16
+"""Images of up to `SMALL` pixels a side are cut into patches of 4 pixels, larger ones into those of ViT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTaskConfig(RunConfig):
+    """Everything that a run is made from that predicts classes from images."""
+
+    shape: ClassVar[Shape | None] = "encoder"
+
+    images: ImagesConfig = field(default_factory=ImagesConfig)
+    """Images."""
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    """How training images are changed at random."""
+
+    @classmethod
+    def on_drawn(cls, table: Mapping[str, Any]) -> bool:
+        """Whether a run is on drawn shapes, from scratch."""
+        return not cls.started(table) and part_of(table, "images").get("train", "none") == "none"
+
+    @classmethod
+    def started(cls, table: Mapping[str, Any]) -> bool:
+        """Whether a run starts from another model."""
+        return part_of(table, "train").get("start_from", "none") != "none"
+
+    @classmethod
+    def image_defaults(cls, table: Mapping[str, Any]) -> Table:
+        """The defaults of [model] and [train] for a table; the images that the model reads are those of [images]."""
+        train, images = part_of(table, "train"), part_of(table, "images")
+        own = {**TRAINING, **(FINE_TUNING if cls.started(table) else FROM_SCRATCH)}
+        own |= {} if "optimizer" in train else OPTIMIZER
+        own |= {} if "steps" in train else {"epochs": EPOCHS}
+        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
+        size = images.get("size", ImagesConfig.size)
+        known = isinstance(size, int | str) and not isinstance(size, bool)
+        small = known and max(height_and_width(size)) <= SMALL
+        image = {
+            "size": size,
+            "channels": images.get("channels", ImagesConfig.channels),
+            "patch": SMALL_PATCH if small else PATCH,
+        }
+        return {"model": {"positions": "learned", "activation": "gelu", "image": image}, "train": own}
+
+    def faults(self) -> Iterator[Fault]:
+        image, images, title = self.model.image, self.images, registry.get(self.task).title
+        yield image is None, f"{title} reads images", "model", "remove image"
+        assert image is not None
+        yield (
+            (image.sides, image.channels) != (images.sides, images.channels),
+            f"the model reads {_form(image.sides, image.channels)}, but [images] has {_form(images.sides, images.channels)}",
+            "model.image",
+            "remove size and channels: those of [images] are taken",
+        )
+        yield image.mask_token, f"mask_token has no effect on {title}", "model.image", "remove it"
+        yield (
+            images.train is None and not (images.valid is None and images.test is None and not images.valid_share),
+            "images are given to validate or to test, but none to train",
+            "images",
+            "set images.train; without any, the run is on drawn shapes",
+        )
+        yield (
+            bool(self.train.patience) and images.train is not None and images.valid is None and not images.valid_share,
+            "patience has no effect without validation images",
+            "train",
+            "set images.valid or images.valid_share",
+        )
+
+    def usual_batch(self, length: int | None) -> UsualBatch:
+        """Images, and states of each: one per patch, and one of the class token."""
+        assert self.model.image is not None
+        return UsualBatch(self.images.rows, length or self.model.image.length)
+
+
+def _form(sides: tuple[int, int], channels: int) -> str:
+    return f"{sides[0]} x {sides[1]} pixels in {channels} channels"
