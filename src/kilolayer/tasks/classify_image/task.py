@@ -37,7 +37,7 @@ SAMPLES = 12
 """Images in the report that are right, and that are wrong."""
 CONFUSION, CLASSES = "confusion", "classes"
 """Keys of scores.json: counts [class, predicted class], and the names of the classes."""
-NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder.", "patches.mask_token")
+NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder", "patches.mask_token")
 """Weights of what another model predicts, and of its masks."""
 
 
