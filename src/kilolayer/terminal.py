@@ -33,8 +33,12 @@ def human_bytes(number: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """A count with its noun: 1 line, 2,000 lines, 3 batches."""
-    ending = "es" if noun.endswith(("s", "sh", "ch", "x")) else "s"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
+
+
+def plural(noun: str) -> str:
+    """The plural of a noun: lines, batches."""
+    return f"{noun}es" if noun.endswith(("s", "sh", "ch", "x")) else f"{noun}s"
 
 
 def command() -> str:

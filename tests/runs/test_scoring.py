@@ -25,7 +25,7 @@ from tests.fixtures.commands import typed
 from tests.fixtures.small_classifiers import classify_table
 from tests.fixtures.small_runs import SMALL, new_run_of, task_of
 
-TEXTS = [task for task in SMALL if task not in ("classify_image", "image_tokenizer", "segment")]
+TEXTS = [task for task in SMALL if task not in ("classify_image", "image_tokenizer", "masked_image", "segment")]
 """The tasks whose test part is a text."""
 
 

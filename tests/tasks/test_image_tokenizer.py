@@ -137,7 +137,7 @@ def test_it_has_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ("table", "match"),
     [
         ({"model": {"height": 8}}, "the model reads images of 8 x 16 pixels in 3 channels, but .images. has 16 x 16 pixels"),
-        ({"augment": {"mixup": 0.5}}, "mixup would make images that a tokenizer is not meant to reconstruct"),
+        ({"augment": {"mixup": 0.5}}, "mixup would make images that an image tokenizer is not meant to reconstruct"),
         ({"images": {"size": 16, "classes": ["a", "b"]}}, "classes have no effect on an image tokenizer"),
         ({"train": {"label_smoothing": 0.1}}, "label_smoothing has no effect"),
         ({"images": {"size": 16, "valid": "somewhere"}}, "none to train"),

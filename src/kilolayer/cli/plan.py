@@ -16,7 +16,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.optimizers.registry import DEFAULT, get
 from kilolayer.tasks.registry import get as registration
-from kilolayer.terminal import human_bytes, say
+from kilolayer.terminal import human_bytes, plural, say
 
 if TYPE_CHECKING:
     from kilolayer.runs.budget import Budget, Work
@@ -127,7 +127,7 @@ def show_own(config: TrainableConfig, cost: Budget, optimizer: str, unit: str) -
         ],
     )
     show_table(
-        f"Training memory, {work.precision}, {work.batch} {unit}s",
+        f"Training memory, {work.precision}, {work.batch} {plural(unit)}",
         [
             ("weights", human_bytes(training.weights)),
             ("gradients", human_bytes(training.gradients)),

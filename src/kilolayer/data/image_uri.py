@@ -6,6 +6,8 @@ import base64
 import io
 
 import numpy as np
+import torch
+from torch import Tensor
 
 LARGEST_SIDE = 128
 
@@ -19,3 +21,13 @@ def data_uri(pixels: np.ndarray) -> str:
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def rows_of_images(*rows: Tensor) -> str:
+    """Rows of images, uint8 [images, channels, height, width] each, one above the other: a PNG file in base64."""
+    from PIL import Image
+
+    grid = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1).permute(1, 2, 0).numpy()
+    file = io.BytesIO()
+    Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()

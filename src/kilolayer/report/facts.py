@@ -13,6 +13,7 @@ from kilolayer.report.experts_section import experts_summary
 from kilolayer.report.numbers import show_count, show_number
 from kilolayer.report.record import Record, number
 from kilolayer.report.scores_section import score_sets, show_score
+from kilolayer.terminal import plural
 
 MOST_COUNTED = 4000  # layers: with more it would take a minute
 
@@ -93,4 +94,4 @@ def _of_experts(record: Record) -> list[Fact]:
 def _of_speed(record: Record) -> list[Fact]:
     speeds = sorted(speed for entry in record.train if math.isfinite(speed := number(entry, "tokens_per_second")))
     unit = "token" if record.task is None else record.task.unit
-    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), f"{unit}s per second (median)")] if speeds else []
+    return [Fact("Speed", show_count(speeds[len(speeds) // 2]), f"{plural(unit)} per second (median)")] if speeds else []

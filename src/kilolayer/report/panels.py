@@ -9,7 +9,7 @@ from kilolayer.report.axis_colours import COLOURS
 from kilolayer.report.figure import PALETTE, Series
 from kilolayer.report.panel import Ends, Panel, chart_panel, series_of
 from kilolayer.report.record import Entry, Record, number
-from kilolayer.terminal import counted
+from kilolayer.terminal import counted, plural
 
 DASHED = (6, 3)
 
@@ -41,7 +41,7 @@ def training_panels(records: Sequence[Record], ends: Ends | None = None) -> list
             "Loss",
             losses,
             x_label="step",
-            y_label=f"loss, mean over {unit}s",
+            y_label=f"loss, mean over {plural(unit)}",
             description="Training and validation loss by step",
             note="Both without label smoothing." if plain and records else "",
             log=True,
@@ -50,7 +50,7 @@ def training_panels(records: Sequence[Record], ends: Ends | None = None) -> list
         *_headline_panels(records, ends),
         _curve("gradient-norm", "Gradient norm", records, "grad_norm", "norm of the whole gradient", ends, log=True),
         _curve("rate", "Learning rate", records, "lr", "learning rate", ends),
-        _curve("speed", "Speed", records, "tokens_per_second", f"{unit}s per second", ends),
+        _curve("speed", "Speed", records, "tokens_per_second", f"{plural(unit)} per second", ends),
     ]
 
 

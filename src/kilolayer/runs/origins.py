@@ -97,7 +97,8 @@ class RunOrigin:
         return self.run.vocabulary()
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.run.weights(vocabulary)
+        # A task without a vocabulary takes only what does not depend on one.
+        return self.run.weights(self.run.vocabulary() if vocabulary is None else vocabulary)
 
 
 @dataclass(frozen=True)

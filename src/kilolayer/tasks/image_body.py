@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kilolayer.config import Table
 from kilolayer.errors import InputError
@@ -15,7 +15,7 @@ OF_PREDICTIONS = ("vocab_size", "output_transform", "output_bias", "map_head", "
 """Options of what another model predicts."""
 OF_MASKS = ("mask_token", "decoder", "size", "channels")
 """Options of the images of another model, and of its masks."""
-NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder.", "patches.mask_token")
+NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder", "patches.mask_token")
 """Weights of what another model predicts, and of its masks."""
 
 
@@ -36,9 +36,3 @@ def adopted(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], head: str)
     alike = {name: each.shape for name, each in mine.items()} == {name: each.shape for name, each in theirs.items()}
     body = {name: each for name, each in weights.items() if not name.startswith(NOT_OF_THE_BODY)}
     return body | (theirs if alike else mine)
-
-
-def part_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested table; an empty one if the value is not a table, which is refused later."""
-    part = table.get(name, {})
-    return part if isinstance(part, Mapping) else {}

@@ -10,9 +10,9 @@ from kilolayer.config import Table
 from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.config import Shape
+from kilolayer.models.image_input import ImageInput
 from kilolayer.tasks import registry
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
-from kilolayer.tasks.image_body import part_of
 
 # Usual for small ViTs: AdamW with weight decay 0.05, cosine decay. The number of epochs, the share of the warm-up and the
 # learning rates are our choice.
@@ -54,33 +54,15 @@ class ImageTaskConfig(RunConfig):
         own |= {} if "optimizer" in train else OPTIMIZER
         own |= {} if "steps" in train else {"epochs": EPOCHS}
         own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
-        size = images.get("size", ImagesConfig.size)
-        known = isinstance(size, int | str) and not isinstance(size, bool)
-        small = known and max(height_and_width(size)) <= SMALL
-        image = {
-            "size": size,
-            "channels": images.get("channels", ImagesConfig.channels),
-            "patch": SMALL_PATCH if small else PATCH,
-        }
-        return {"model": {"positions": "learned", "activation": "gelu", "image": image}, "train": own}
+        return {"model": {"positions": "learned", "activation": "gelu", "image": image_input(images)}, "train": own}
 
     def faults(self) -> Iterator[Fault]:
         image, images, title = self.model.image, self.images, registry.get(self.task).title
         yield image is None, f"{title} reads images", "model", "remove image"
         assert image is not None
-        yield (
-            (image.sides, image.channels) != (images.sides, images.channels),
-            f"the model reads {_form(image.sides, image.channels)}, but [images] has {_form(images.sides, images.channels)}",
-            "model.image",
-            "remove size and channels: those of [images] are taken",
-        )
+        yield input_fault(image, images)
         yield image.mask_token, f"mask_token has no effect on {title}", "model.image", "remove it"
-        yield (
-            images.train is None and not (images.valid is None and images.test is None and not images.valid_share),
-            "images are given to validate or to test, but none to train",
-            "images",
-            "set images.train; without any, the run is on drawn shapes",
-        )
+        yield source_fault(images)
         yield (
             bool(self.train.patience) and images.train is not None and images.valid is None and not images.valid_share,
             "patience has no effect without validation images",
@@ -94,5 +76,41 @@ class ImageTaskConfig(RunConfig):
         return UsualBatch(self.images.rows, length or self.model.image.length)
 
 
-def _form(sides: tuple[int, int], channels: int) -> str:
+def part_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A nested table; an empty one if the value is not a table, which is refused later."""
+    part = table.get(name, {})
+    return part if isinstance(part, Mapping) else {}
+
+
+def image_input(images: Mapping[str, Any]) -> Table:
+    """The defaults of [model.image] for the images of a run."""
+    size = images.get("size", ImagesConfig.size)
+    known = isinstance(size, int | str) and not isinstance(size, bool)
+    small = known and max(height_and_width(size)) <= SMALL
+    channels = images.get("channels", ImagesConfig.channels)
+    return {"size": size, "channels": channels, "patch": SMALL_PATCH if small else PATCH}
+
+
+def input_fault(image: ImageInput, images: ImagesConfig) -> Fault:
+    """A model that reads other images than those of the run."""
+    return (
+        (image.sides, image.channels) != (images.sides, images.channels),
+        f"the model reads {form_of(image.sides, image.channels)}, but [images] has {form_of(images.sides, images.channels)}",
+        "model.image",
+        "remove size and channels: those of [images] are taken",
+    )
+
+
+def source_fault(images: ImagesConfig) -> Fault:
+    """Images to validate or to test without any to train."""
+    return (
+        images.train is None and not (images.valid is None and images.test is None and not images.valid_share),
+        "images are given to validate or to test, but none to train",
+        "images",
+        "set images.train; without any, the run is on drawn shapes",
+    )
+
+
+def form_of(sides: tuple[int, int], channels: int) -> str:
+    """The size of images in words."""
     return f"{sides[0]} x {sides[1]} pixels in {channels} channels"

@@ -24,7 +24,7 @@ from kilolayer.runs.saver import Saver
 from kilolayer.runs.trackers import Tracker, guarded
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
-from kilolayer.terminal import counted
+from kilolayer.terminal import counted, plural
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.schedule import announce, learning_rate, warmup_warning
 from kilolayer.training.stack_health import DyingStackError
@@ -270,7 +270,7 @@ def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> N
 
 
 def _shown(trainer: Trainer, summary: dict[str, float]) -> dict[str, str]:
-    speed = f"{trainer.run.registration.unit}s/s"
+    speed = f"{plural(trainer.run.registration.unit)}/s"
     return {"loss": f"{summary['nll']:.3f}", speed: f"{summary['tokens_per_second']:,.0f}"}
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from kilolayer.config import Table, merge
 from kilolayer.data.images import ImagesConfig
 from kilolayer.tasks.config import Fault
-from kilolayer.tasks.image_body import body_of, part_of
-from kilolayer.tasks.image_config import ImageTaskConfig
+from kilolayer.tasks.image_body import body_of
+from kilolayer.tasks.image_config import ImageTaskConfig, part_of
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 
 SMOOTHING = 0.1  # usual for small ViTs

@@ -11,23 +11,20 @@ from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
 from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
-from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
+from kilolayer.tasks.image_config import form_of, part_of, source_fault
+from kilolayer.tasks.resume_rules import ResumeRules
+from kilolayer.tasks.unlabelled_images import UNLABELLED_RESUME, unlabelled_faults
 
 TRAINING: Table = {"schedule": "cosine", "lr": 1e-3, "clip_norm": 1.0, "label_smoothing": 0.0, "valid_sentences": 10**9}
 OPTIMIZER: Table = {"optimizer": "adamw", "beta2": 0.99}
 EPOCHS, WARMUP = 50, 0.05
-NOT_OF_TOKENIZERS = ("mixup", "cutmix", "erasing")
-"""Augmentation that makes images which are not to be reconstructed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageTokenizerRunConfig(RunConfig):
     """Everything that a run of an image tokenizer is made from."""
 
-    resume: ClassVar[ResumeRules] = ResumeRules(
-        files=("images.train", "images.valid", "images.test"),
-        breaks={"images": OTHER_BATCHES, "augment": "the images of the steps so far were changed differently"},
-    )
+    resume: ClassVar[ResumeRules] = UNLABELLED_RESUME
 
     task: str = "image_tokenizer"
     """What is learned."""
@@ -42,7 +39,7 @@ class ImageTokenizerRunConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        train, images = (_part(table, name) for name in ("train", "images"))
+        train, images = (part_of(table, name) for name in ("train", "images"))
         own = {**TRAINING, **({} if "optimizer" in train else OPTIMIZER)}
         own |= {} if "steps" in train else {"epochs": EPOCHS}
         own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
@@ -56,37 +53,15 @@ class ImageTokenizerRunConfig(RunConfig):
         model, images = self.model, self.images
         yield (
             (*model.sides, model.channels) != (*images.sides, images.channels),
-            f"the model reads images of {_form(model.sides, model.channels)}, but [images] has "
-            + _form(images.sides, images.channels),
+            f"the model reads images of {form_of(model.sides, model.channels)}, but [images] has "
+            + form_of(images.sides, images.channels),
             "model",
             "remove height, width and channels: those of [images] are taken",
         )
-        yield bool(images.classes), "classes have no effect on an image tokenizer", "images", "remove them"
-        for name in NOT_OF_TOKENIZERS:
-            yield (
-                bool(getattr(self.augment, name)),
-                f"{name} would make images that a tokenizer is not meant to reconstruct",
-                "augment",
-                "remove it",
-            )
+        yield from unlabelled_faults(images, self.augment, "an image tokenizer")
         yield bool(self.train.label_smoothing), "label_smoothing has no effect: there are no labels", "train", "remove it"
-        yield (
-            images.train is None and not (images.valid is None and images.test is None and not images.valid_share),
-            "images are given to validate or to test, but none to train",
-            "images",
-            "set images.train; without any, the run is on drawn shapes",
-        )
+        yield source_fault(images)
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         """Images; the plan is by image."""
         return UsualBatch(self.images.rows, 1)
-
-
-def _form(sides: tuple[int, int], channels: int) -> str:
-    return f"{sides[0]} x {sides[1]} pixels in {channels} channels"
-
-
-def _part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested table; an empty one if the value is not a table, which is refused later."""
-    part = table.get(name, {})
-    return part if isinstance(part, Mapping) else {}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from markupsafe import Markup
-
 from kilolayer.report.figure import Series
 from kilolayer.report.panel import Panel, chart_panel, series_of
+from kilolayer.report.picture import picture_panel
 from kilolayer.report.plots import line_plot
 from kilolayer.report.record import Entry, Record, number
 from kilolayer.report.task_report import Section, TaskReport
 from kilolayer.tasks.image_tokenizer.code_use import collapse_text, perplexity, used_share
 from kilolayer.tasks.image_tokenizer.task import CODES, PICTURE
 
-BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 MOST_CODES = 2**20
 
 
@@ -36,14 +33,10 @@ class ImageTokenizerReport(TaskReport):
 
 
 def _reconstructions(scores: dict[str, Any]) -> Section | None:
-    picture = scores.get(PICTURE)
-    if not isinstance(picture, str) or not BASE64.fullmatch(picture):
-        return None
-    shown = Markup(
-        '<img src="data:image/png;base64,{}" alt="Images above their reconstructions" '
-        'style="width: 100%; image-rendering: pixelated">'
-    ).format(picture)
-    return Section("Reconstructions", panels=[Panel(shown, "Images, and below them what their codes give")])
+    panel = picture_panel(
+        scores.get(PICTURE), "Images, and below them what their codes give", "Images above their reconstructions"
+    )
+    return None if panel is None else Section("Reconstructions", panels=[panel])
 
 
 def _codes(record: Record, prefix: str) -> Section | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +17,7 @@ from kilolayer.data.drawn_images import given_or_drawn
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import ImageBatches, batch_of, in_order
 from kilolayer.data.image_set import ImageSet
+from kilolayer.data.image_uri import rows_of_images
 from kilolayer.data.images import ImageParts, find_images, normalized
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
@@ -174,14 +173,9 @@ def decibels(error: np.ndarray) -> np.ndarray:
 @torch.inference_mode()
 def _picture(model: ImageTokenizer, images: ImageSet) -> str:
     """A PNG file in base64: images from all over the set, above their reconstructions."""
-    from PIL import Image
-
     chosen = np.unique(np.linspace(0, len(images) - 1, SHOWN).astype(np.int64))
     pixels = batch_of(images, chosen, len(chosen)).pixels
     with in_mode(model, training=False):
         found = model(normalized(pixels.to(next(model.parameters()).device))).images
     again = ((found.clamp(-1, 1).cpu() + 1) * 127.5).round().to(torch.uint8)
-    grid = torch.cat([torch.cat(list(row), dim=2) for row in (pixels, again)], dim=1).permute(1, 2, 0).numpy()
-    file = io.BytesIO()
-    Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid).save(file, "PNG")
-    return base64.b64encode(file.getvalue()).decode()
+    return rows_of_images(pixels, again)
