@@ -8,8 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import pytest
 
@@ -27,9 +27,10 @@ def shell(*words: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_answers_at_once_and_without_torch() -> None:
     def once() -> float:
-        start = time.perf_counter()
+        before = getrusage(RUSAGE_CHILDREN)
         assert shell("--help").returncode == 0
-        return time.perf_counter() - start
+        after = getrusage(RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(once() for _ in range(3)) < 0.3
     leaving = "atexit.register(lambda: os._exit(3 if 'torch' in sys.modules else 4))"
