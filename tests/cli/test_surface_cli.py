@@ -115,8 +115,8 @@ def test_a_configuration_of_any_task_has_a_surface(
     found = surface(capsys, "mine.toml", *QUICK, "--model.dim", "8")
     assert np.isfinite(np.array(found["loss"], dtype=float)).all()
     assert found["weights"] == [0]
-    units = {"classify": "nats per example", "masked_lm": "nats per masked token"}
-    assert found["unit"] == units.get(task, "nats per token")
+    units = {"classify": "example", "masked_lm": "masked token", "classify_image": "image", "segment": "pixel"}
+    assert found["unit"] == f"nats per {units.get(task, 'token')}"
     assert sorted(os.listdir("surfaces/mine")) == [f"surface.{end}" for end in ("html", "json", "png", "svg")]
 
 

@@ -145,6 +145,8 @@ def test_a_run_is_scored_shown_and_classifies(
     assert "label" in large
     assert "broken.png" in err
     assert main(["classify", str(run.folder), str(some[0])]) == 0
+    assert main(["classify", str(run.folder), str(some[0]), "--overlays", str(tmp_path / "overlays")]) == 2
+    assert "--overlays has no effect on an image classifier" in capfd.readouterr().err
 
 
 def test_corruptions_have_the_same_numbers_in_other_batches_and_from_the_command(
