@@ -81,7 +81,7 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
     assert [change.step for change in found.changes] == [2, 4]
     # By hand: the run's first batch, its first weights, and those of the checkpoint.
     own = task_of(run)
-    parts = next(own.training_batches(run.config.train.seed)).parts
+    parts = own.on_device(next(own.training_batches(run.config.train.seed)).parts)
     start, later = (build_model(run.config.model, seed=run.config.train.seed).eval() for _ in range(2))
     load_weights(later, load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"), run.folder)
     with torch.no_grad():
@@ -89,7 +89,9 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
         assert found.loss == pytest.approx(float(last.total / last.count), rel=1e-5)
         ids = own.model_inputs(parts)
         tokens = next(iter(ids.values())) if isinstance(ids, dict) else ids[-1]
-        a, b = (torch.cat([x[: len(tokens)][tokens != 0]]) for x in (first.output.states, last.output.states))
+        states = [each.output.states[: len(tokens)] for each in (first, last)]
+        real = torch.ones(states[0].shape[:2], dtype=torch.bool) if tokens.is_floating_point() else tokens != 0
+        a, b = (each[real] for each in states)
         assert found.changes[-1].size == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-4)
     assert kl.diagnose(run, at=2, device="cpu").measured.settings.step == 2
 
