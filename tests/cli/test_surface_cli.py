@@ -16,7 +16,7 @@ from kilolayer.errors import InputError
 from kilolayer.probe.subject import training_loss
 from kilolayer.runs.run import Run, choose_device
 from kilolayer.training.loop import train
-from tests.fixtures.small_runs import SMALL, new_run_of, task_of
+from tests.fixtures.small_runs import LAYERED, SMALL, new_run_of, task_of
 
 QUICK = ["--size", "3", "--batches", "2", "--device", "cpu", "--json"]
 CPU = choose_device("cpu")
@@ -105,7 +105,7 @@ QUICKLY = ("classify", "translation")
 
 
 @pytest.mark.matrix(4)
-@pytest.mark.parametrize("task", [t if t in QUICKLY else pytest.param(t, marks=pytest.mark.slow) for t in sorted(SMALL)])
+@pytest.mark.parametrize("task", [t if t in QUICKLY else pytest.param(t, marks=pytest.mark.slow) for t in LAYERED])
 def test_a_configuration_of_any_task_has_a_surface(
     task: str, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,8 +115,9 @@ def test_a_configuration_of_any_task_has_a_surface(
     found = surface(capsys, "mine.toml", *QUICK, "--model.dim", "8")
     assert np.isfinite(np.array(found["loss"], dtype=float)).all()
     assert found["weights"] == [0]
-    units = {"classify": "example", "masked_lm": "masked token", "classify_image": "image", "segment": "pixel"}
-    assert found["unit"] == f"nats per {units.get(task, 'token')}"
+    units = {"classify": "nats per example", "masked_lm": "nats per masked token", "classify_image": "nats per image"}
+    units |= {"segment": "nats per pixel", "masked_image": "squared error per masked patch"}
+    assert found["unit"] == units.get(task, "nats per token")
     assert sorted(os.listdir("surfaces/mine")) == [f"surface.{end}" for end in ("html", "json", "png", "svg")]
 
 

@@ -91,6 +91,11 @@ class MaskedImageTask(Task[MaskedImageConfig]):
     def vocabulary(self) -> CodeVocabulary | None:
         return self._vocabulary
 
+    @property
+    def classes(self) -> Sequence[int]:
+        """The codes; none if the loss is a squared error."""
+        return () if self._vocabulary is None else range(self._vocabulary.config.codes)
+
     def resolve(self, config: MaskedImageConfig) -> MaskedImageConfig:
         """The configuration with one output for each code, and absolute paths."""
         images = replace(config.images, **config.images.absolute())
