@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -442,6 +443,45 @@ def test_figure_9_is_judged_by_its_rule(word: str, alpha: Any, beta: Any) -> Non
         for option, row in (("alpha_scale", alpha), ("beta_scale", beta))
     }
     assert get("deepnet-figure9").judge(found).word == word
+
+
+def image_models(**means: tuple[float, ...]) -> Found:
+    """Table 10 with the same scores in every column; `sub_ln_12`: by seed."""
+    cells = []
+    for name, seeds in means.items():
+        recipe, _, layers = name.rpartition("_")
+        classified = [run_of(1.0, seed) | dict.fromkeys(("top-1", "corrupted", "sketch"), v) for seed, v in enumerate(seeds)]
+        segmented = [run_of(1.0, seed) | {"segmentation": value} for seed, value in enumerate(seeds)]
+        cells.append(
+            {"recipe": recipe, "layers": int(layers), "classified": {"runs": classified}, "segmented": {"runs": segmented}}
+        )
+    return {"cells": cells}
+
+
+@pytest.mark.parametrize(
+    ("word", "deep"),
+    [
+        ("held", (83.0, 83.2, 83.1)),
+        ("undecided", (82.0, 82.2, 82.1)),
+        ("undecided", (80.0, 86.0, 83.0)),
+        ("not held", (80.0, 80.2, 80.1)),
+    ],
+)
+def test_table_10_is_judged_by_its_rule(word: str, deep: tuple[float, ...]) -> None:
+    shallow = {"pre_ln_12": (80.0, 80.1, 80.2), "sub_ln_12": (81.0, 81.1, 81.2), "deepnorm_12": (1.0, 1.0, 1.0)}
+    found = image_models(**shallow, pre_ln_24=(82.0, 82.2, 82.1), sub_ln_24=deep)
+    judge = get("deepnet-table10").judge
+    assert judge(found).word == word
+    assert f"24L: Sub-LN {sum(deep) / 3:.1f}" in judge(found).why
+    found["cells"][1]["segmented"]["runs"][0]["segmentation"] = None
+    assert judge(found).word == "undecided"
+
+
+def test_columns_of_one_classifier_are_not_independent() -> None:
+    """Three columns that move together have the standard error of one of them, not less."""
+    found = image_models(pre_ln_12=(80.0, 82.0), sub_ln_12=(81.0, 83.0))
+    # Sums over three columns: 240 and 246; over one: 80 and 82. Errors of their means: 3 and 1.
+    assert f"Pre-LN 81.0 ± {math.hypot(3, 1) / 4:.1f}" in get("deepnet-table10").judge(found).why
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from kilolayer.evaluate.source_use import SOURCE_READ, source_gain
 from kilolayer.evaluate.stack_label import checks_of
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
-from kilolayer.reproduce.texts import many_languages, running_text, sentence_pairs
+from kilolayer.reproduce.texts import known, many_languages, running_text, sentence_pairs
 from kilolayer.training.stop import Stopped
 
 Run = dict[str, Any]
@@ -53,6 +53,23 @@ TINY: Table = {
     "batches": {"tokens": 400},
     "train": {"steps": 8, "lr": 5e-3, "warmup_steps": 2, "log_every": 2, "valid_every": 4, "valid_sentences": 20},
 }
+# Images of 32 pixels have 64 patches, so a model sees all of them in seconds.
+OF_IMAGES: Table = {
+    "model": {"dim": 192, "heads": 3, "ffn_dim": 768},
+    "images": {"size": 32, "valid_share": 0.02, "rows": 256},
+    "train": {"log_every": 50, "layers_every": 0, "save_every": 100_000_000, "save_best": False, "keep": 1},
+}
+EPOCHS = {"image_tokenizer": 20, "masked_image": 50, "classify_image": 30, "segment": 60}
+AUGMENT: Table = {"crop": "pad", "randaugment": 2, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0}
+TINY_IMAGES: Table = {
+    "model": {"dim": 16, "heads": 2, "ffn_dim": 32},
+    "images": {"rows": 8},
+    "train": {"steps": 4, "lr": 5e-3, "warmup_steps": 2, "log_every": 2},
+}
+
+STREETS = ("train", "valid", "test", "train_labels", "valid_labels", "test_labels")
+WITH_PATHS = ("data", "text", "images", "target", "train")
+"""Tables in which files are named."""
 
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
 """Decoding options: beam search would gain about a point of BLEU for every method and take most of the time."""
@@ -118,6 +135,32 @@ class Lab:
         model = {"positions": "rotary", "activation": "gelu"}
         tokenizer = {"kind": "bytes"} if self.tiny else self._pieces(8000)
         return self._sized({"task": task, "text": text, "tokenizer": tokenizer, "model": model}, sections)
+
+    def images(self, task: str, **sections: Mapping[str, Any]) -> Table:
+        """The configuration of a small model of CIFAR-10's images, or of drawn ones in the tiny form."""
+        source = known(self.data, "cifar10/cifar10_jpeg.tar.xz")
+        files = {} if source is None else {part: f"{source.resolve()}:{part}" for part in ("train", "test")}
+        own: Table = {"images": files, "augment": AUGMENT if task == "classify_image" else {"crop": "pad"}}
+        return self._of_images(task, own, sections)
+
+    def street_images(self, **sections: Mapping[str, Any]) -> Table:
+        """The configuration of a small segmentation of CamVid's images, or of drawn ones in the tiny form."""
+        source = known(self.data, "camvid/camvid_480x360.tar.xz")
+        own: Table = {}
+        if source is not None:
+            folders = {part: part.removesuffix("_labels") + "annot" * part.endswith("_labels") for part in STREETS}
+            files = {part: f"{source.resolve()}:{folder}" for part, folder in folders.items()}
+            own = {"images": {**files, "valid_share": 0.0, "size": "144x192", "void": 11, "rows": 8}}
+        return self._of_images("segment", own, sections)
+
+    def _of_images(self, task: str, own: Table, sections: Mapping[str, Any]) -> Table:
+        table = merge(merge(OF_IMAGES, {"task": task, **own}), sections)
+        table = merge(table, TINY_IMAGES) if self.tiny else merge(table, {"train": {"epochs": EPOCHS[task]}})
+        if self.data is None:
+            table["images"] = {"rows": table["images"]["rows"]}
+        if task == "image_tokenizer":
+            table["model"] = {"dim": 16, "codes": 16} if self.tiny else {}
+        return deepcopy(table)
 
     def _pieces(self, vocab_size: int) -> Table:
         if self.tiny:
@@ -191,12 +234,14 @@ def scores_of(folder: Path) -> dict[str, Any]:
 
 def digest_of(config: Table) -> str:
     """A digest of everything that a configuration says, except for where its files are."""
-    kept = {name: table for name, table in config.items() if name not in ("data", "text")}
-    for name in ("data", "text"):
-        kept[name] = {
-            option: value for option, value in config.get(name, {}).items() if not (isinstance(value, str) and "/" in value)
-        }
+    without: Table = {"data": {}, "text": {}, **config}
+    kept = {name: without_paths(table) if name in WITH_PATHS else table for name, table in without.items()}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def without_paths(table: Table) -> Table:
+    """The options of a table whose values are not paths."""
+    return {option: value for option, value in table.items() if not (isinstance(value, str) and "/" in value)}
 
 
 def earlier_runs(path: Path) -> tuple[Run, ...]:
