@@ -172,7 +172,7 @@ def test_every_config_trains(
     depth = ["--model.layers=2"] if "layers" in table["model"] else ["--model.encoder_layers=2", "--model.decoder_layers=1"]
     typed = [*depth, "--model.dim=16", "--model.heads=2", "--model.ffn_dim=32"]
     typed += ["--train.steps=2", "--train.accumulate=2", "--train.device=cpu"]
-    kinds = {"translation": tiny_translation, "classify_image": tiny_images, "segment": tiny_pairs}
+    kinds = {"translation": tiny_translation, "classify_image": tiny_images, "segment": tiny_pairs, "masked_image": tiny_masked}
     tiny_data = kinds.get(config.task, tiny_language)
     typed += tiny_data(config, table, tmp_path / "text", text)
     assert main(["train", str(path), "--run", str(tmp_path / "run"), *typed]) == 0, capsys.readouterr().err
@@ -187,6 +187,22 @@ def tiny_images(config: RunConfig, table: configuration.Table, folder: Path, tex
     drawn_images(folder, 32, {"train": 30, "test": 12})
     typed = [f"--images.{part}={folder / part}" for part in ("train", "test")]
     return [*typed, "--images.valid_share=0.2", "--images.size=32", "--images.rows=8", "--train.keep=5"]
+
+
+def tiny_masked(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
+    """What to type for a masked image model of a few small images, with a tokenizer if codes are predicted."""
+    drawn_images(folder, 32, {"train": 30, "test": 12})
+    typed = [f"--images.train={folder / 'train'}", "--images.size=32", "--images.rows=8"]
+    typed += [f"--images.valid={folder / 'test'}"] if config.images.valid else [f"--images.test={folder / 'test'}"]
+    if config.model.image.decoder:
+        typed += ["--model.image.decoder.dim=16", "--model.image.decoder.heads=2", "--images.valid_share=0.2"]
+    if config.target.kind == "codes":
+        patch, codes = config.model.image.patch, config.model.vocab_size
+        words = [f"--model.patch={patch}", f"--model.codes={codes}", "--model.dim=8", "--train.steps=1", "--train.device=cpu"]
+        (folder / "tokenizer.toml").write_text('task = "image_tokenizer"\n')
+        assert main(["train", str(folder / "tokenizer.toml"), "--run", str(folder / "tokenizer"), *typed, *words]) == 0
+        typed.append(f"--target.tokenizer={folder / 'tokenizer'}")
+    return typed
 
 
 def tiny_language(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
