@@ -66,8 +66,7 @@ class ImageTaskConfig(RunConfig):
 
     def faults(self) -> Iterator[Fault]:
         image, images, title = self.model.image, self.images, registry.get(self.task).title
-        yield image is None, f"{title} reads images", "model", "remove image"
-        assert image is not None
+        assert image is not None  # a task checks it, with its head
         yield (
             (image.sides, image.channels) != (images.sides, images.channels),
             f"the model reads {_form(image.sides, image.channels)}, but [images] has {_form(images.sides, images.channels)}",
