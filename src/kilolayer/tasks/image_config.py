@@ -58,8 +58,7 @@ class ImageTaskConfig(RunConfig):
 
     def faults(self) -> Iterator[Fault]:
         image, images, title = self.model.image, self.images, registry.get(self.task).title
-        yield image is None, f"{title} reads images", "model", "remove image"
-        assert image is not None
+        assert image is not None  # a task checks it, with its head
         yield input_fault(image, images)
         yield image.mask_token, f"mask_token has no effect on {title}", "model.image", "remove it"
         yield source_fault(images)
