@@ -89,9 +89,8 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
         assert found.loss == pytest.approx(float(last.total / last.count), rel=1e-5)
         ids = own.model_inputs(parts)
         tokens = next(iter(ids.values())) if isinstance(ids, dict) else ids[-1]
-        states = [each.output.states[: len(tokens)] for each in (first, last)]
-        real = torch.ones(states[0].shape[:2], dtype=torch.bool) if tokens.is_floating_point() else tokens != 0
-        a, b = (each[real] for each in states)
+        real = tokens != 0 if tokens.dim() == 2 else slice(None)  # every patch of an image
+        a, b = (x[: len(tokens)][real] for x in (first.output.states, last.output.states))
         assert found.changes[-1].size == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-4)
     assert kl.diagnose(run, at=2, device="cpu").measured.settings.step == 2
 
