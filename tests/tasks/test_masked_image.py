@@ -188,7 +188,7 @@ def test_a_run_is_scored_shown_and_reconstructs(coded: Any, images: Path, tmp_pa
     assert scores["test"]["loss"]["value"] > 0
     assert 0 <= scores["test"]["accuracy"]["value"] <= 100
     picture = Image.open(io.BytesIO(base64.b64decode(scores["reconstructions"])))
-    assert picture.size == (12 * 16, 3 * 16)
+    assert picture.size == (12 * 18 - 2, 3 * 18 - 2)
     page = (coded.folder / "report.html").read_text()
     assert f"data:image/png;base64,{scores['reconstructions']}" in page
     assert "Accuracy of masked codes" in page

@@ -7,6 +7,7 @@ import io
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST_SIDE = 128
@@ -23,11 +24,16 @@ def data_uri(pixels: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def rows_of_images(*rows: Tensor) -> str:
-    """Rows of images, uint8 [images, channels, height, width] each, one above the other: a PNG file in base64."""
+def rows_of_images(*rows: Tensor, gap: int = 0) -> str:
+    """Rows of images, uint8 [images, channels, height, width] each, one above the other: a PNG file in base64.
+
+    gap: white pixels between images.
+    """
     from PIL import Image
 
-    grid = torch.cat([torch.cat(list(row), dim=2) for row in rows], dim=1).permute(1, 2, 0).numpy()
+    apart = [F.pad(row, (0, gap, 0, gap), value=255) for row in rows]
+    whole = torch.cat([torch.cat(list(row), dim=2) for row in apart], dim=1)
+    grid = whole[:, : whole.shape[1] - gap, : whole.shape[2] - gap].permute(1, 2, 0).numpy()
     file = io.BytesIO()
     Image.fromarray(grid[..., 0] if grid.shape[-1] == 1 else grid).save(file, "PNG")
     return base64.b64encode(file.getvalue()).decode()

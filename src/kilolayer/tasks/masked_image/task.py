@@ -39,6 +39,8 @@ from kilolayer.tasks.task import Loss, Task
 
 SHOWN = 12
 """Images in the report."""
+GAP = 2
+"""White pixels between them."""
 COUNTED = 256
 """Training images whose codes are counted."""
 PICTURE = "reconstructions"
@@ -172,7 +174,8 @@ class MaskedImageTask(Task[MaskedImageConfig]):
         """Images from all over the set, above what the model reads of them and what it makes of that."""
         chosen = np.unique(np.linspace(0, len(images) - 1, SHOWN).astype(np.int64))
         batch = batch_of(images, chosen, len(chosen))
-        return rows_of_images(batch.pixels, *reconstruct(model, self.target, self.fixed_masks, batch.pixels, batch.keys))
+        shown = reconstruct(model, self.target, self.fixed_masks, batch.pixels, batch.keys)
+        return rows_of_images(batch.pixels, *shown, gap=GAP)
 
 
 def masks_of(config: MaskedImageConfig, seed: int) -> ImageMasks:
