@@ -228,6 +228,14 @@ def test_skipped_steps_are_one_sentence_and_changes_one_each() -> None:
     assert bullets.count("error: a") == 1
 
 
+def test_an_error_that_is_a_score_is_no_warning() -> None:
+    log = ["step 20: validation loss 0.9587, mean squared error of pixels 0.07805", "an error of the disk"]
+    shown = Page(render(Record("run", train=[{"step": 40, "loss": 1.0}], log=log)))
+    warnings = shown.text.partition("Warnings")[2].partition("Training")[0]
+    assert "an error of the disk" in warnings
+    assert "squared" not in warnings
+
+
 def test_configuration_and_directions_are_shown(page: Page) -> None:
     assert re.sub(r"\s+", " ", CONFIG.strip()) in page.text
     assert "de-en" in page.text

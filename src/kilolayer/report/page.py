@@ -25,6 +25,8 @@ from kilolayer.report.templating import script, script_json, template
 from kilolayer.terminal import counted
 
 SHOWN_EVENTS, SHOWN_LOG = 40, 60
+WARNS, VALIDATION = re.compile(r"\b(warning|error)\b", re.IGNORECASE), re.compile(r"step \d+: validation ")
+"""Lines of a log that warn; scores of a validation may be errors too."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _warnings(record: Record) -> Warnings:
     events = [entry for entry in record.event if "fading" not in entry and "change" not in entry]
     first = [*_model_faults(record), *record.notes, *_skipped([entry for entry in events if _reason(entry)])]
     rest = [_event(entry) for entry in events if not _reason(entry)]
-    rest += [line for line in record.log if re.search(r"\b(warning|error)\b", line, re.IGNORECASE)]
+    rest += [line for line in record.log if WARNS.search(line) and not VALIDATION.match(line)]
     rest = list(dict.fromkeys(rest))
     is_clean = not first and not rest and bool(record.train)
     return Warnings(first + rest[:SHOWN_EVENTS], max(0, len(rest) - SHOWN_EVENTS), is_clean)

@@ -22,13 +22,17 @@ Ends = tuple[float, float]
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot with its title, a note under the title, and the data that it shows. chart: the data that the script draws."""
+    """A plot with its title, a note under the title, and the data that it shows.
+
+    chart: the data that the script draws. is_wide: as wide as the page, whatever is beside it.
+    """
 
     svg: Markup | None
     title: str
     note: str = ""
     numbers: Table | None = None
     chart: dict[str, Any] | None = None
+    is_wide: bool = False
 
 
 def chart_panel(

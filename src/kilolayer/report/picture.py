@@ -19,4 +19,4 @@ def picture_panel(png: Any, title: str, description: str) -> Panel | None:
     shown = Markup('<img src="data:image/png;base64,{}" alt="{}" style="width: 100%; image-rendering: pixelated">').format(
         png, description
     )
-    return Panel(shown, title)
+    return Panel(shown, title, is_wide=True)
