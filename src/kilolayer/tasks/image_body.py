@@ -15,7 +15,8 @@ OF_PREDICTIONS = ("vocab_size", "output_transform", "output_bias", "map_head", "
 """Options of what another model predicts."""
 OF_MASKS = ("mask_token", "decoder", "size", "channels")
 """Options of the images of another model, and of its masks."""
-NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.", "decoder.", "patches.mask_token")
+NOT_OF_THE_BODY = ("head.", "map_head.", "vocabulary.", "transform.", "output_bias.")
+NOT_OF_THE_BODY += ("decoder.", "decoder_input.", "patches.mask_token")
 """Weights of what another model predicts, and of its masks."""
 
 
