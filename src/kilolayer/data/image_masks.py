@@ -100,7 +100,7 @@ class ImageMasks:
     def _inside(self, size: Tensor, start: Tensor) -> Tensor:
         """bool [rows, patches]: the patches of a block of each image; none of one that is too large.
 
-        size: height and width [rows, 2]. start: from 0, at the first row or column, to 1, at the last that it can have [rows, 2].
+        size: height and width [rows, 2]. start: from 0, at the first row or column, to 1, at the last that it can have.
         """
         at, limits = self._coordinates(size.device)
         first = (start * (limits - size)).floor()
