@@ -59,7 +59,7 @@ def test_blocks_are_those_of_a_loop_over_one_image(grid: tuple[int, int], share:
     keys = keys_of(40, epoch=3)
     found, draws = hidden_of(masks, keys), uniform(7, keys, 4 * BLOCKS + masks.patches, FIRST_DRAW).tolist()
     expected = np.array([naive_blocks(grid, masks.count, masks.least, each) for each in draws])
-    # Single and double precision may round a side or a place to another patch.
+    # Single and double precision may round to another patch.
     assert (found == expected).all(axis=1).sum() >= 39
     assert (found.sum(axis=1) == masks.count).all()
 

@@ -287,6 +287,7 @@ def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not(
         ({"model": {"image": {"mask_token": False}}}, "mask token"),
         (merge(MAE, {"model": {"image": {"mask_token": True}}}), "mask token"),
         ({"model": {"image": {"patch": 16}}}, "one patch"),
+        ({"masking": {"block": 7}}, "a block of 7 patches is more than the 6"),
         ({"augment": {"mixup": 0.5}}, "mixup would make images"),
         ({"train": {"label_smoothing": 0.1}}, "label_smoothing has no effect"),
         ({"images": {"train": "none"}}, "none to train"),
@@ -305,6 +306,23 @@ def test_the_plan_counts_what_is_read_and_predicted(images: Path, tokenizer: Pat
     assert (work.rows, work.length, work.scored) == (8, 17, 6)
     work = build(RunConfig, table(images, **MAE)).usual_batch(None)
     assert (work.rows, work.length, work.scored) == (8, 5, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["codes", "decoder"])
+def test_a_gpu_draws_the_same_masks_and_has_the_same_scores(images: Path, tokenizer: Path, tmp_path: Path, kind: str) -> None:
+    over: dict[str, Any] = {"target": {"tokenizer": str(tokenizer)}} if kind == "codes" else MAE
+    keys = torch.stack([torch.arange(400), torch.arange(400) // 7], dim=1)
+    task = task_for(images, **over)
+    # Another rounding may give a block another side.
+    assert (task.masks(keys) == task.masks(keys.cuda()).cpu()).all(dim=1).float().mean() > 0.98
+    model = model_for(task).float()
+    expected = task.validate(model, 10**9).metrics()
+    assert task.validate(model.cuda(), 10**9).metrics() == pytest.approx(expected, rel=0.02)
+    run = kl.train(table(images, **merge(over, {"train": {"device": "cuda", "steps": 6}})), run=tmp_path / "run")
+    losses = [row["loss"] for row in run.metrics("train")]
+    assert len(losses) == 6
+    assert np.isfinite(losses).all()
 
 
 @pytest.mark.slow

@@ -23,9 +23,10 @@ from kilolayer.errors import UnusedOptionError
 LEAST_RATIO = 0.3
 USUAL_BLOCK = 16
 """BEiT's smallest block, of images of 14 x 14 patches."""
-BLOCKS = 24
-"""Blocks that are drawn for an image. In the rare case that these hide too few patches, the others are drawn one by one."""
-AREA, RATIO, TOP, LEFT = range(4)
+BLOCKS = 16
+"""Blocks that are drawn for an image. Where these hide too few patches, the others are drawn one by one."""
+AREA, RATIO, TOP = range(3)
+"""The numbers of the draws of a block; that of its first column follows that of its first row."""
 FIRST_DRAW = 1 << 20
 """The number of the first draw of a mask, beyond those of augmentation."""
 
@@ -66,6 +67,7 @@ class ImageMasks:
     def __init__(self, config: ImageMaskingConfig, grid: tuple[int, int], seed: int) -> None:
         self.config, self.grid, self.seed, self.patches = config, grid, seed, grid[0] * grid[1]
         self.count, self.least = config.count(self.patches), config.least(self.patches)
+        self._made: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, keys: Tensor) -> Tensor:
         """int64 [rows, patches]: of each image the visible patches, then the `count` hidden ones, each in ascending order.
@@ -83,25 +85,36 @@ class ImageMasks:
     def _blocks(self, keys: Tensor) -> Tensor:
         """bool [rows, patches]."""
         draws = uniform(self.seed, keys, 4 * BLOCKS + self.patches, FIRST_DRAW)
+        blocks, patches = draws[:, : 4 * BLOCKS].unflatten(1, (BLOCKS, 4)), draws[:, 4 * BLOCKS :]
+        ratio = log_uniform(blocks[..., RATIO], LEAST_RATIO, 1 / LEAST_RATIO)
+        sides = torch.stack([ratio.sqrt(), ratio.rsqrt()], dim=-1)  # of a block of area 1
         hidden = torch.zeros(len(keys), self.patches, dtype=torch.bool, device=keys.device)
-        for block in draws[:, : 4 * BLOCKS].unflatten(1, (BLOCKS, 4)).unbind(1):
-            missing = self.count - hidden.sum(dim=1, keepdim=True)
-            new = self._block(block, missing) & ~hidden
+        missing = self.count - hidden.sum(dim=1, keepdim=True)
+        for block in range(BLOCKS):
+            area = self.least + blocks[:, block, AREA, None] * (missing.clamp(min=self.least) - self.least)
+            new = self._inside((area.sqrt() * sides[:, block]).round(), blocks[:, block, TOP:]) & ~hidden
             hidden = hidden | (new & (new.cumsum(dim=1) <= missing))
-        others = draws[:, 4 * BLOCKS :].masked_fill(hidden, 2.0)
-        return hidden | (ranks(others) < self.count - hidden.sum(dim=1, keepdim=True))
+            missing = self.count - hidden.sum(dim=1, keepdim=True)
+        return hidden | (ranks(patches.masked_fill(hidden, 2.0)) < missing)
 
-    def _block(self, draws: Tensor, missing: Tensor) -> Tensor:
-        """bool [rows, patches]: a block of each image; none if it is too large. draws: [rows, 4]. missing: int64 [rows, 1]."""
-        area = self.least + draws[:, AREA] * (missing[:, 0].clamp(min=self.least) - self.least)
-        ratio = log_uniform(draws[:, RATIO], LEAST_RATIO, 1 / LEAST_RATIO)
-        sizes = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
-        along = []
-        for side, size, start in zip(self.grid, sizes, (draws[:, TOP], draws[:, LEFT]), strict=True):
-            first = (start * (side - size + 1)).floor()[:, None]
-            at = torch.arange(side, device=draws.device)
-            along.append((at >= first) & (at < first + size[:, None]) & (size <= max(1, side - 1))[:, None])
-        return (along[0][:, :, None] & along[1][:, None, :]).flatten(1)
+    def _inside(self, size: Tensor, start: Tensor) -> Tensor:
+        """bool [rows, patches]: the patches of a block of each image; none of one that is too large.
+
+        size: height and width [rows, 2]. start: from 0, at the first row or column, to 1, at the last that it can have.
+        """
+        at, limits = self._coordinates(size.device)
+        first = (start * (limits - size)).floor()
+        fits = (size < (limits - 1).clamp(min=2)).all(dim=1, keepdim=True)
+        offset = at - first[:, None]
+        return ((offset >= 0) & (offset < (size * fits)[:, None])).all(dim=-1)
+
+    def _coordinates(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Row and column of each patch, fp32 [patches, 2], and the numbers of rows and columns plus 1, [2]; made once."""
+        if device not in self._made:
+            rows, columns = self.grid
+            at = torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).float()
+            self._made[device] = at.to(device), torch.tensor([rows + 1.0, columns + 1.0], device=device)
+        return self._made[device]
 
 
 def ranks(values: Tensor) -> Tensor:

@@ -126,6 +126,12 @@ class MaskedImageConfig(RunConfig):
             "model.image",
             "remove mask_token",
         )
+        yield (
+            (self.masking.block or 1) > self.hidden,
+            f"a block of {self.masking.block} patches is more than the {self.hidden} that are hidden of an image",
+            "masking",
+            "lower block, or raise share",
+        )
         codes = target.kind == "codes"
         yield (
             codes and target.tokenizer is None,
