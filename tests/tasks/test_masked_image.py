@@ -242,11 +242,21 @@ def test_a_run_keeps_its_tokenizer_and_refuses_another(coded: Any, tokenizer: Pa
 
 
 @pytest.mark.slow
-def test_codes_are_predicted_by_a_run_that_starts_from_another(coded: Any, images: Path, tmp_path: Path) -> None:
+def test_codes_are_predicted_by_a_run_that_starts_from_another(
+    coded: Any, tokenizer: Path, images: Path, tmp_path: Path
+) -> None:
     bare = {name: value for name, value in table(images).items() if name != "model"}
     over = {"start_from": str(coded.folder), "lr": 1e-20}
     again: Any = kl.train(merge(bare, {"train": over}), run=tmp_path / "again")
-    assert again.config.target == coded.config.target
+    assert digest_of(again.tokenizer) == digest_of(coded.tokenizer)
+    assert again.scores()["test"] == coded.scores()["test"]
+    named = {"target": {"tokenizer": str(tokenizer)}}
+    assert kl.train(merge(bare, {"train": over, **named}), run=tmp_path / "named").tokenizer is not None
+    named["target"]["tokenizer"] = str(
+        kl.train({**TOKENIZER, "images": sources(images)}, run=tmp_path / "x", train={"seed": 5}).folder
+    )
+    with pytest.raises(OptionError, match="the tokenizer is not that of the run to start from"):
+        kl.train(merge(bare, {"train": over, **named}), run=tmp_path / "other")
     for name, weight in again.model.state_dict().items():
         torch.testing.assert_close(weight, coded.model.state_dict()[name], msg=name)
 
