@@ -278,8 +278,7 @@ def test_an_image_classifier_starts_from_it(coded: Any, images: Path, tmp_path: 
     assert tuned.config.model.vocab_size is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sections", ["codes", "decoder"])
+@pytest.mark.parametrize("sections", ["codes", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not(
     sections: str, tokenizer: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

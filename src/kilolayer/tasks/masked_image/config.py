@@ -82,7 +82,7 @@ class MaskedImageConfig(RunConfig):
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """The model, with the size of images and the kind of target that it has; one that does not predict patches is refused."""
+        """The model, the size of its images and the kind of its target; one that does not predict patches is refused."""
         model = tables["model"]
         image = model.get("image")
         if not isinstance(image, Mapping) or model.get("vocab_size", "none") == "none":
