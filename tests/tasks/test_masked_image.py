@@ -242,11 +242,21 @@ def test_a_run_keeps_its_tokenizer_and_refuses_another(coded: Any, tokenizer: Pa
 
 
 @pytest.mark.slow
-def test_codes_are_predicted_by_a_run_that_starts_from_another(coded: Any, images: Path, tmp_path: Path) -> None:
+def test_codes_are_predicted_by_a_run_that_starts_from_another(
+    coded: Any, tokenizer: Path, images: Path, tmp_path: Path
+) -> None:
     bare = {name: value for name, value in table(images).items() if name != "model"}
     over = {"start_from": str(coded.folder), "lr": 1e-20}
     again: Any = kl.train(merge(bare, {"train": over}), run=tmp_path / "again")
-    assert again.config.target == coded.config.target
+    assert digest_of(again.tokenizer) == digest_of(coded.tokenizer)
+    assert again.scores()["test"] == coded.scores()["test"]
+    named = {"target": {"tokenizer": str(tokenizer)}}
+    assert kl.train(merge(bare, {"train": over, **named}), run=tmp_path / "named").tokenizer is not None
+    named["target"]["tokenizer"] = str(
+        kl.train({**TOKENIZER, "images": sources(images)}, run=tmp_path / "x", train={"seed": 5}).folder
+    )
+    with pytest.raises(OptionError, match="the tokenizer is not that of the run to start from"):
+        kl.train(merge(bare, {"train": over, **named}), run=tmp_path / "other")
     for name, weight in again.model.state_dict().items():
         torch.testing.assert_close(weight, coded.model.state_dict()[name], msg=name)
 
@@ -268,8 +278,7 @@ def test_an_image_classifier_starts_from_it(coded: Any, images: Path, tmp_path: 
     assert tuned.config.model.vocab_size is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sections", ["codes", "decoder"])
+@pytest.mark.parametrize("sections", ["codes", pytest.param("decoder", marks=pytest.mark.slow)])
 def test_stopped_and_resumed_it_is_to_the_bit_the_run_that_was_not(
     sections: str, tokenizer: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,6 +35,9 @@ DRAWN_EPOCHS = 10
 SHARES = {"blocks": 0.4, "random": 0.75}
 """Bao et al. 2022, section 2.3; He et al. 2022, section 3."""
 
+NO_TOKENIZER = "no tokenizer is given, whose codes are to be predicted"
+NAME_TOKENIZER = 'name a run of the task "image_tokenizer": target.tokenizer'
+
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
@@ -44,7 +47,8 @@ class TargetConfig:
     """codes: its code by a tokenizer; pixels: its pixels, less their mean and divided by their deviation. Default: codes if a
     tokenizer is given."""
     tokenizer: str | None = None
-    """Run of the task image_tokenizer whose codes are predicted. The run keeps a copy of it."""
+    """Run of the task image_tokenizer whose codes are predicted. The run keeps a copy of it. Default: that of the run that this
+    one starts from."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,7 +76,7 @@ class MaskedImageConfig(RunConfig):
 
     @classmethod
     def from_start(cls, tables: Table) -> Table:
-        """The model, with the images and the targets that it was trained on; one that does not predict patches is refused."""
+        """The model, the size of its images and the kind of its target; one that does not predict patches is refused."""
         model = tables["model"]
         image = model.get("image")
         if not isinstance(image, Mapping) or model.get("vocab_size", "none") == "none":
@@ -81,7 +85,8 @@ class MaskedImageConfig(RunConfig):
                 fix='name a run of the task "masked_image", or remove start_from',
             )
         sizes = {name: image[name] for name in ("size", "channels") if name in image}
-        return {"model": model, "images": sizes, **{name: tables[name] for name in ("target",) if name in tables}}
+        kind = {"target": {"kind": tables["target"]["kind"]}} if "target" in tables else {}
+        return {"model": model, "images": sizes, **kind}
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
@@ -134,10 +139,10 @@ class MaskedImageConfig(RunConfig):
         )
         codes = target.kind == "codes"
         yield (
-            codes and target.tokenizer is None,
-            "no tokenizer is given, whose codes are to be predicted",
+            codes and target.tokenizer is None and self.train.start_from is None,
+            NO_TOKENIZER,
             "target",
-            'name a run of the task "image_tokenizer": target.tokenizer',
+            NAME_TOKENIZER,
         )
         yield (
             not codes and target.tokenizer is not None,

@@ -23,14 +23,14 @@ from kilolayer.data.image_uri import rows_of_images
 from kilolayer.data.images import ImageParts, find_images, normalized, read_images
 from kilolayer.errors import OptionError
 from kilolayer.evaluate.likelihood import TextScore
-from kilolayer.files.paths import kind_of, resolve
+from kilolayer.files.paths import resolve
 from kilolayer.models.image_encoder import ImageEncoder
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks import registry
 from kilolayer.tasks.image_config import form_of
 from kilolayer.tasks.masked_image.code_vocabulary import CodeVocabulary
-from kilolayer.tasks.masked_image.config import MaskedImageConfig
+from kilolayer.tasks.masked_image.config import NAME_TOKENIZER, NO_TOKENIZER, MaskedImageConfig
 from kilolayer.tasks.masked_image.predict import HELD_OUT, MaskedImageScores, inputs_of, measure, predict, reconstruct
 from kilolayer.tasks.masked_image.targets import CodeTarget, PixelTarget, Target
 from kilolayer.tasks.other_text import OtherText
@@ -60,7 +60,8 @@ class MaskedImageTask(Task[MaskedImageConfig]):
     @classmethod
     def prepare(cls, config: MaskedImageConfig, cache: Path, vocabulary: CodeVocabulary | None = None) -> MaskedImageTask:
         if config.target.kind == "codes" and vocabulary is None:
-            assert config.target.tokenizer is not None
+            if config.target.tokenizer is None:
+                raise OptionError(NO_TOKENIZER, where="target", fix=NAME_TOKENIZER)
             vocabulary = CodeVocabulary.of_run(Path(config.target.tokenizer))
         parts = find_images(given_or_drawn(config.images, cache), cache, labelled=False)
         return cls(parts, config, vocabulary if config.target.kind == "codes" else None)
@@ -100,19 +101,20 @@ class MaskedImageTask(Task[MaskedImageConfig]):
 
     def resolve(self, config: MaskedImageConfig) -> MaskedImageConfig:
         """The configuration with one output for each code, and absolute paths."""
-        images = replace(config.images, **config.images.absolute())
-        if self._vocabulary is None or config.target.tokenizer is None:
-            return replace(config, images=images)
+        config = replace(config, images=replace(config.images, **config.images.absolute()))
+        if self._vocabulary is None:
+            return config
+        config = replace(config, model=replace(config.model, vocab_size=self._vocabulary.config.codes))
+        if config.target.tokenizer is None:
+            return config
         folder = resolve(Path(config.target.tokenizer))
-        # A run that starts from another one has its tokenizer; the folder that it came from may be gone.
-        if kind_of(folder / "config.toml") == "file" and CodeVocabulary.of_run(folder).digest != self._vocabulary.digest:
+        if CodeVocabulary.of_run(folder).digest != self._vocabulary.digest:
             raise OptionError(
                 "the tokenizer is not that of the run to start from",
                 where="target.tokenizer",
                 fix="remove it: that one is taken",
             )
-        model = replace(config.model, vocab_size=self._vocabulary.config.codes)
-        return replace(config, model=model, images=images, target=replace(config.target, tokenizer=str(folder)))
+        return replace(config, target=replace(config.target, tokenizer=str(folder)))
 
     def training_batches(self, seed: int) -> ImageBatches:
         """Endless shuffled batches of the training images."""
