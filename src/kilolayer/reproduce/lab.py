@@ -140,7 +140,7 @@ class Lab:
         """The configuration of a small model of CIFAR-10's images, or of drawn ones in the tiny form."""
         source = known(self.data, "cifar10/cifar10_jpeg.tar.xz")
         files = {} if source is None else {part: f"{source.resolve()}:{part}" for part in ("train", "test")}
-        own: Table = {"images": files, "augment": AUGMENT if task == "classify_image" else {"crop": "pad"}}
+        own: Table = {"images": files, "augment": AUGMENT if task == "classify_image" else {"crop": "resized"}}
         return self._of_images(task, own, sections)
 
     def street_images(self, **sections: Mapping[str, Any]) -> Table:
