@@ -14,6 +14,9 @@ from kilolayer.tasks import registry
 BASES = {
     "translation": '[model]\nlayers = 2\ndim = 16\nheads = 2\nffn_dim = 32\n[data]\nfolder = "text"\ndirections = ["en-de"]\n',
     "causal_lm": 'task = "causal_lm"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[text]\ntrain = ["text"]\nlength = 32\n',
+    "classify_image": 'task = "classify_image"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[images]\ntrain = "photos"\n',
+    "segment": 'task = "segment"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[images]\nsize = 32\n',
+    "masked_image": 'task = "masked_image"\n[model]\nlayers = 2\ndim = 16\nheads = 2\n[masking]\nkind = "random"\n',
 }
 PLACES = sorted({path for task in registry.all_of() for path in option_paths(task.load_config())})
 WHOLE = [-1, 0, 1, 2, 3, 7, 60, 65536, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 2**70, 10**30]

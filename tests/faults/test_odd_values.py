@@ -46,7 +46,7 @@ def test_1000_mutations_of_a_configuration_are_planned_or_refused(tmp_path: Path
     plan_odd_configurations(1000, 12, tmp_path, capsys)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.slow)])
 def test_what_is_accepted_is_kept_as_it_is(tmp_path: Path, count: int) -> None:
     accepted = 0
     for trial in trials(count, 13):

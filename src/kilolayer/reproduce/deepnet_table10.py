@@ -130,10 +130,10 @@ def _keep_top1(run: Run, most: int) -> None:
 
 
 def _errors(folder: Path, most: int) -> dict[str, Any]:
-    from kilolayer.runs.run import Run as RunFolder
-    from kilolayer.tasks.classify_image.image_classifier import ImageClassifier
+    from kilolayer.runs.load import load
 
-    return ImageClassifier(RunFolder.open(folder)).corruptions(most=most).table()
+    classifier: Any = load(folder)
+    return classifier.corruptions(most=most).table()
 
 
 def _keep_iou(run: Run) -> None:
