@@ -67,7 +67,8 @@ TINY_IMAGES: Table = {
     "train": {"steps": 4, "lr": 5e-3, "warmup_steps": 2, "log_every": 2},
 }
 
-STREETS = ("train", "valid", "test", "train_labels", "valid_labels", "test_labels")
+STREETS = {"train": "train", "valid": "val", "test": "test"}
+"""The folders of CamVid; those of its label images end with annot."""
 WITH_PATHS = ("data", "text", "images", "target", "train")
 """Tables in which files are named."""
 
@@ -148,9 +149,9 @@ class Lab:
         source = known(self.data, "camvid/camvid_480x360.tar.xz")
         own: Table = {}
         if source is not None:
-            folders = {part: part.removesuffix("_labels") + "annot" * part.endswith("_labels") for part in STREETS}
-            files = {part: f"{source.resolve()}:{folder}" for part, folder in folders.items()}
-            own = {"images": {**files, "valid_share": 0.0, "size": "144x192", "void": 11, "rows": 8}}
+            files = {part: f"{source.resolve()}:{folder}" for part, folder in STREETS.items()}
+            labels = {f"{part}_labels": f"{source.resolve()}:{folder}annot" for part, folder in STREETS.items()}
+            own = {"images": {**files, **labels, "valid_share": 0.0, "size": "144x192", "void": 11, "rows": 8}}
         return self._of_images("segment", own, sections)
 
     def _of_images(self, task: str, own: Table, sections: Mapping[str, Any]) -> Table:
