@@ -108,6 +108,7 @@ class MaskedImageConfig(RunConfig):
             "model": {"positions": "learned", "activation": "gelu", "image": image, "vocab_size": outputs},
             "masking": {"share": SHARES.get(str(masking.get("kind")), ImageMaskingConfig.share)},
             "target": {"kind": kind},
+            "augment": {"crop": "resized"},  # as BEiT and MAE; borders that a shift brings in would be easy to predict
             "train": own,
         }
         return merge(usual, DRAWN if drawn else {})
