@@ -5,7 +5,7 @@ PYTHONPATH=src python benchmarks/vision/speed.py OUT [--rounds 5] [--steps 20] [
 bf16 products and fp32 weights updated by AdamW, no dropout, Pre-LN with GELU and learned positions, batches on the device.
 The peers hold fp32 weights under autocast and use torch's fused AdamW; "compiled" is torch.compile in its default mode, "in
 graphs" its mode reduce-overhead. Ours is the trainer's own step. "augment" is the time of the augmentation of one batch, with
-RandAugment, erasing, mixup and cutmix. OUT/speed.json has the median of all steps of each system, and the ratios.
+RandAugment, erasing, mixup and cutmix. OUT/speed.json has the median over rounds of steps of each system, and the ratios.
 """
 
 from __future__ import annotations
@@ -81,30 +81,15 @@ def kilolayer(shape: Shape, device: torch.device) -> Step:
     read = ImageBatch(images, labels, torch.zeros(shape.rows, 2, dtype=torch.int64), shape.rows)
 
     def step() -> float:
-        result = stepper.step([Parts(read)], LR)
+        result = stepper.step([read], LR)
         assert result.fault is None
         return result.loss
 
     return step
 
 
-@dataclass(frozen=True)
-class Parts:
-    """A batch that needs no work before the step."""
-
-    read: ImageBatch
-
-    @property
-    def parts(self) -> tuple[torch.Tensor, ...]:
-        return self.read.parts[:2]
-
-    @property
-    def tokens(self) -> int:
-        return self.read.tokens
-
-
 def _loss(model: Any, parts: Any, *, hidden_states: bool) -> Loss:
-    images, labels = parts
+    images, labels, _ = parts
     output = model(images, hidden_states=hidden_states)
     nll = F.cross_entropy(output.logits.float(), labels, reduction="sum")
     return Loss(nll, nll, (labels >= 0).sum(), output)
@@ -199,16 +184,14 @@ def batch(shape: Shape, device: torch.device) -> tuple[torch.Tensor, torch.Tenso
     return images.to(device), torch.from_numpy(draw.integers(0, CLASSES, shape.rows)).to(device)
 
 
-def timed(step: Step, steps: int, device: torch.device) -> list[float]:
-    """Milliseconds of each step, from end to end."""
-    found = []
+def timed(step: Step, steps: int, device: torch.device) -> float:
+    """Milliseconds of a step: the mean of several in a row, between which nobody waits for the device."""
+    wait(device)
+    began = time.perf_counter()
     for _ in range(steps):
-        wait(device)
-        began = time.perf_counter()
         step()
-        wait(device)
-        found.append(1e3 * (time.perf_counter() - began))
-    return found
+    wait(device)
+    return 1e3 * (time.perf_counter() - began) / steps
 
 
 def wait(device: torch.device) -> None:
@@ -230,7 +213,7 @@ def measure(shape: Shape, rounds: int, steps: int, device: torch.device) -> dict
     found: dict[str, list[float]] = {name: [] for name in ready}
     for _ in range(rounds):
         for name, step in ready.items():
-            found[name] += timed(step, steps, device)
+            found[name].append(timed(step, steps, device))
     row["ms"] = {name: round(median(times), 3) for name, times in found.items()}
     row["times_faster"] = {
         name: round(value / row["ms"]["kilolayer"], 3)

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from kilolayer import recipes
 from kilolayer.errors import InputError, shown
-from kilolayer.huggingface.foreign_class import ACTIVATIONS, ForeignClass, is_plain
+from kilolayer.huggingface.foreign_class import ForeignClass, is_plain, layer_misfits
 from kilolayer.huggingface.weights import Entry, linear, norm
-from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.head import Head
 from kilolayer.recipes.base import NORM, Plan
@@ -54,16 +53,7 @@ class ImageClass(ForeignClass):
             yield "it has a map head or a decoder"
         if config.embedding_norm:
             yield "it has a norm on its embeddings"
-        if config.moe is not None:
-            yield "it has experts"
-        if config.norm != "layer":
-            yield f"its norms are {norm_class(config.norm).words()}"
-        if config.qk_norm:
-            yield "its queries and keys are normalized (qk_norm)"
-        if config.kv_heads not in (None, config.heads):
-            yield f"it has {config.kv_heads} heads of keys and values for {config.heads} of queries"
-        if config.activation not in ACTIVATIONS:
-            yield f"its activation is {config.activation}"
+        yield from layer_misfits(config)
 
     def foreign_config(self, config: ModelConfig) -> dict[str, Any]:
         assert config.image is not None

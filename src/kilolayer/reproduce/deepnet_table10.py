@@ -40,9 +40,9 @@ class Table10(Reproduction):
     setting = (
         "CIFAR-10 for ImageNet, 32 pixels, patches of 4, dim 192: one tokenizer of 1,024 codes; 50 epochs of masked images "
         "(40% in blocks) at the best of three or more learning rates by factors of 2; then 30 epochs of classification, and 60 "
-        "epochs of segmentation of CamVid (144 x 192 pixels, UperNet) for ADE20k, each at the best rate on validation images, "
-        "three seeds. For ImageNet-A and -R, fifteen corruptions at five strengths; for ImageNet-Sketch, drawn edges; 2,000 "
-        "test images. The paper's DeepNet is Sub-LN here."
+        "epochs of segmentation of CamVid (144 x 192 pixels, UperNet) for ADE20k, each at the best rate on validation images "
+        "(5,000 of CIFAR-10's training images), three seeds. For ImageNet-A and -R, fifteen corruptions at five strengths; for "
+        "ImageNet-Sketch, drawn edges; 2,000 test images. The paper's DeepNet is Sub-LN here."
     )
     rule = (
         "The mean of a model is that over the four columns, as in the paper's table. Held if Sub-LN's is above Pre-LN's by "

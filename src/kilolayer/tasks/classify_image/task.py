@@ -43,7 +43,7 @@ CONFUSION, CLASSES = "confusion", "classes"
 class ClassifyImageTask(Task[ClassifyImageConfig]):
     """The images of a run, ready for training, validation and testing."""
 
-    starts_from: ClassVar[tuple[str, ...]] = tuple(name for name in ("masked_image",) if name in registry.names())
+    starts_from: ClassVar[tuple[str, ...]] = ("masked_image", "segment")
 
     def __init__(self, parts: ImageParts, config: ClassifyImageConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows

@@ -42,9 +42,7 @@ SHOWN, WIDEST = 6, 280
 class SegmentTask(Task[SegmentConfig]):
     """The images of a run with their label images, ready for training, validation and testing."""
 
-    starts_from: ClassVar[tuple[str, ...]] = tuple(
-        name for name in ("masked_image", "classify_image") if name in registry.names()
-    )
+    starts_from: ClassVar[tuple[str, ...]] = ("masked_image", "classify_image")
 
     def __init__(self, parts: PairParts, config: SegmentConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows
