@@ -77,8 +77,8 @@ def kilolayer(shape: Shape, device: torch.device) -> Step:
     train = TrainConfig(optimizer="adamw", weight_decay=0.01, precision="bf16", label_smoothing=0.0)
     optimizer = make_optimizer(model, train, model.cast_weights(torch.bfloat16), runtime=FAST)
     stepper = Stepper(model, optimizer, train, Guard(scaled=False), device, say=_refuse, loss=_loss, runtime=FAST)
-    images, labels = batch(shape, torch.device("cpu"))
-    read = ImageBatch(images, labels, torch.zeros(shape.rows, 2, dtype=torch.int64), shape.rows)
+    images, labels = batch(shape, device)
+    read = ImageBatch(images, labels, torch.zeros(shape.rows, 2, dtype=torch.int64, device=device), shape.rows)
 
     def step() -> float:
         result = stepper.step([read], LR)

@@ -318,6 +318,7 @@ def test_the_plan_counts_what_is_read_and_predicted(images: Path, tokenizer: Pat
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
 @pytest.mark.parametrize("kind", ["codes", "decoder"])
 def test_a_gpu_draws_the_same_masks_and_has_the_same_scores(images: Path, tokenizer: Path, tmp_path: Path, kind: str) -> None:
     over: dict[str, Any] = {"target": {"tokenizer": str(tokenizer)}} if kind == "codes" else MAE
@@ -350,3 +351,25 @@ def test_it_learns_from_drawn_images(tmp_path: Path) -> None:
         run = kl.train(merge({"task": "masked_image", **small}, over), run=tmp_path / name)
         marginal = 47 / 48 if name != "codes" else run.metrics("reference")[0]["frequency_loss"]
         assert run.metrics("valid")[-1]["loss"] < 0.85 * marginal
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
+def test_recorded_training_follows_eager_training(
+    images: Path, tokenizer: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Augmentation, blocks and codes are recorded too."""
+    found: list[list[float]] = []
+    for eager in (False, True):
+        options = {"device": "cuda", "precision": "fp32", "steps": 30, "valid_every": 10, "eager": eager}
+        over: dict[str, Any] = {
+            "model": {"activation": "gelu"},
+            "augment": {"crop": "resized"},
+            "train": options,
+            "target": {"tokenizer": str(tokenizer)},
+        }
+        run = kl.train(table(images, **over), run=tmp_path / str(eager))
+        found.append([row["loss"] for kind in ("train", "valid") for row in run.metrics(kind)])
+        assert "eager mode" not in capsys.readouterr().out
+    assert len(found[0]) == 33
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

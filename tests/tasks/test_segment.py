@@ -320,3 +320,22 @@ def test_camvid_is_learned(tmp_path: Path) -> None:
         run=tmp_path / "run",
     )
     assert run.scores()["test"]["mean_iou"]["value"] > 12  # road everywhere: 3
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("default")  # the compiler warns about itself
+def test_recorded_training_follows_eager_training(images: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The augmentation is recorded too."""
+    found = []
+    for eager in (False, True):
+        options = {"device": "cuda", "precision": "fp32", "steps": 30, "valid_every": 10, "eager": eager}
+        over: dict[str, Any] = {
+            "model": {"activation": "gelu"},
+            "augment": {"randaugment": 1, "crop": "resized", "scale": 0.3},
+            "train": options,
+        }
+        run = kl.train(table(images, **over), run=tmp_path / str(eager))
+        found.append([row["loss"] for kind in ("train", "valid") for row in run.metrics(kind)])
+        assert "eager mode" not in capsys.readouterr().out
+    assert len(found[0]) == 33
+    assert found[0] == pytest.approx(found[1], rel=1e-3)

@@ -136,6 +136,23 @@ def test_a_step_is_recorded_while_something_of_the_one_before_is_alive() -> None
 
 
 @pytest.mark.gpu
+def test_a_recording_owns_the_workspace_of_its_products() -> None:
+    """`torch.compile` in its mode reduce-overhead frees the workspaces of cuBLAS, which a recording must go on without."""
+    smooth = {"activation": "gelu", "dim": 128, "ffn_dim": 512}
+    disturbed, undisturbed = stepper_of(smooth, precision="bf16"), stepper_of(smooth, precision="bf16")
+    expected = losses(undisturbed, 16)
+    found = losses(disturbed, 8)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    # What lies where the workspace was is not written to.
+    others = [torch.zeros(2**20, device="cuda") for _ in range(64)]
+    for step in range(8, 16):
+        found.append(disturbed.step([some_batch(step)], 1e-3).loss)
+    assert found == pytest.approx(expected, rel=1e-3)
+    assert not any(each.any() for each in others)
+
+
+@pytest.mark.gpu
 def test_layers_are_measured_between_recorded_steps() -> None:
     smooth = {"activation": "gelu"}
     recorded, eager = stepper_of(smooth), stepper_of(smooth, eager=True)

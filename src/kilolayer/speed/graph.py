@@ -71,6 +71,8 @@ class GraphPool:
             self.handle = torch.cuda.graph_pool_handle()
         buffers = tuple(given.to("cuda", copy=True) for given in inputs)  # the caller's stay untouched
         graph, output, cause = torch.cuda.CUDAGraph(), None, None
+        # cuBLAS keeps one workspace per stream, and anyone may free it: what is recorded must use one in its own pool.
+        torch._C._cuda_clearCublasWorkspaces()
         try:
             with torch.cuda.graph(graph, self.handle, self.stream, capture_error_mode="thread_local"):
                 try:
@@ -83,4 +85,6 @@ class GraphPool:
             generator = torch.cuda.default_generators[torch.cuda.current_device()]
             generator.graphsafe_set_state(generator.clone_state())
             raise (cause or error) from None
+        finally:
+            torch._C._cuda_clearCublasWorkspaces()
         return Recording(graph, buffers, output)

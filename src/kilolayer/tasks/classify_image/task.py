@@ -44,6 +44,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
     """The images of a run, ready for training, validation and testing."""
 
     starts_from: ClassVar[tuple[str, ...]] = ("masked_image", "segment")
+    records_on_device: ClassVar[bool] = True
 
     def __init__(self, parts: ImageParts, config: ClassifyImageConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -49,6 +49,8 @@ PICTURE = "reconstructions"
 
 class MaskedImageTask(Task[MaskedImageConfig]):
     """The images of a run, ready for training, validation and testing. vocabulary: the tokenizer, where codes are predicted."""
+
+    records_on_device: ClassVar[bool] = True
 
     def __init__(self, parts: ImageParts, config: MaskedImageConfig, vocabulary: CodeVocabulary | None) -> None:
         self.config, self.rows, self._vocabulary = config, config.images.rows, vocabulary

@@ -43,6 +43,7 @@ class SegmentTask(Task[SegmentConfig]):
     """The images of a run with their label images, ready for training, validation and testing."""
 
     starts_from: ClassVar[tuple[str, ...]] = ("masked_image", "classify_image")
+    records_on_device: ClassVar[bool] = True
 
     def __init__(self, parts: PairParts, config: SegmentConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows
