@@ -59,6 +59,9 @@ def jobs() -> Iterator[Job]:
             own = {"model": _model(recipe, layers), "train": {"epochs": DEEP_EPOCHS, "average": 1, "keep": 1}}
             yield Job(f"deep-{recipe}-{layers}", "cifar10-12l", own)
     yield Job("camvid-scratch", "camvid-12l")
+    yield Job(
+        "camvid-tuned", "camvid-12l", {"train": {"layer_decay": 0.75}}, after=f"masked-{RECIPES[0]}-{min(DEPTHS)}-{SEEDS[0]}"
+    )
 
 
 def trio(recipe: str, layers: int, seed: int) -> Iterator[Job]:

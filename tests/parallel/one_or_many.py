@@ -282,9 +282,28 @@ def check_mistakes(processes: dist.ProcessGroup) -> None:
     torch.manual_seed(0)
     translator = kl.EncoderDecoder(13, 16, 2, 24, 2, 2, moe=kl.MoE(experts=4))
     kl.shard_experts(translator, processes)
-    with pytest.raises(InputError, match="only its own part of the experts"):
-        generate(translator, torch.ones(2, 3, dtype=torch.int64), SearchConfig())
+    source = torch.ones(2, 3, dtype=torch.int64)
+    with pytest.raises(InputError, match="samples cannot be drawn"):
+        generate(translator, source, SearchConfig(method="sample"))
+    with pytest.raises(InputError, match="have different sources"):
+        generate(translator, source + dist.get_rank(processes), SearchConfig())
     assert expert_group(copy.deepcopy(shared)) == expert_group(shared)
+
+
+def check_search(processes: dist.ProcessGroup, shape: str) -> None:
+    """All processes find what one finds with the whole model."""
+    case = Case(kl.MoE(experts=4), shape, training=False)
+    whole, shared = build(case), build(case)
+    kl.shard_experts(shared, processes)
+    assert isinstance(shared, kl.EncoderDecoder | kl.Decoder)
+    assert isinstance(whole, kl.EncoderDecoder | kl.Decoder)
+    source, _ = union(batches(4))
+    short = {"max_length_factor": 1.0, "max_length_extra": 2}
+    for config in (SearchConfig(beam=3, n_best=3, **short), SearchConfig(method="greedy", **short)):
+        found, expected = generate(shared, source, config), generate(whole, source, config)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert [each.tokens for each in ours] == [each.tokens for each in theirs]
+            torch.testing.assert_close([each.score for each in ours], [each.score for each in theirs])
 
 
 def check_balance_of_unequal_batches(processes: dist.ProcessGroup) -> None:

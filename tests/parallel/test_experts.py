@@ -62,6 +62,11 @@ def test_experts_start_as_in_the_whole_model(pool: ProcessPool, recipe: str) -> 
     pool.run(one_or_many.check_start, 4, recipe)
 
 
+@pytest.mark.parametrize("shape", ["encoder_decoder", "decoder"])
+def test_searches_find_what_one_process_finds(pool: ProcessPool, shape: str) -> None:
+    pool.run(one_or_many.check_search, 2, shape)
+
+
 @pytest.mark.parametrize("kind", ["auto", "plain"])
 def test_training_is_that_of_one_process(pool: ProcessPool, kind: str) -> None:
     pool.run(one_or_many.check_training, 2, kind)

@@ -21,6 +21,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.segmentation import CALLED, LABELS, RIGHT, Segmentation, count_pixels, measure_pixels
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
+from kilolayer.models.regrid import repatched
 from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 
@@ -251,6 +252,29 @@ def test_it_starts_from_the_body_of_another_image_model_of_another_size(images: 
         again = kl.train(merge(whole, {"train": {"start_from": str(tuned.folder)}}), run=tmp_path / "again")
         assert again.config.model.map_head == tuned.config.model.map_head
         torch.testing.assert_close(again.model.state_dict()["map_head.output.weight"], ours["map_head.output.weight"])
+
+
+def test_it_starts_from_a_model_of_other_patches_and_a_classifier_from_it(images: Path, tmp_path: Path) -> None:
+    start = masked_model(tmp_path / "start")
+    over = {"model": {"image": {"patch": 4}}, "train": {"steps": 1, "start_from": str(tmp_path / "start"), "lr": 1e-20}}
+    whole = table(images, **over)
+    tuned = kl.train(whole, run=tmp_path / "tuned")
+    ours, theirs = tuned.model.state_dict(), start.state_dict()
+    expected = repatched(theirs["patches.projection.weight"], 8, 4)
+    torch.testing.assert_close(ours["patches.projection.weight"], expected)
+    assert ours["positions.weight"].shape == (17, 16)
+
+    sources = {"train": str(images / "train"), "size": 16, "rows": 8}
+    given = {
+        "task": "classify_image",
+        "images": sources,
+        "train": {**over["train"], "start_from": str(tuned.folder), "device": "cpu"},
+    }
+    body = kl.train(given, run=tmp_path / "classifier").model.state_dict()
+    assert "map_head.output.weight" not in body
+    for name, weight in body.items():
+        if not name.startswith("head."):
+            torch.testing.assert_close(weight, ours[name], msg=name)
 
 
 @pytest.mark.parametrize(

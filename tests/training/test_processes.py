@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "sparse": {"model": {"dropout": 0.0, "moe": ROUTED}},
     "balanced": {"model": {"dropout": 0.0, "recipe": "admin", "moe": EVENED}},
 }
+SAMPLED = {"model": {"moe": {"experts": 4}}, "train": {"valid_bleu": True}, "search": {"method": "sample"}}
 TIMES = ("seconds", "tokens_per_second")
 
 
@@ -81,6 +82,15 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     run = made(tmp_path_factory.mktemp("alone") / "run", corpus, request.param, accumulate=4)
     assert train(run, task_of(run)) == 0
     return request.param, run
+
+
+@pytest.mark.slow
+def test_they_validate_by_translations_as_one_process_does(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    alone, shared = (made(tmp_path / str(count), corpus, "sparse", accumulate=count, valid_bleu=True) for count in (2, 1))
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shared)
+    assert_alike(shared, alone)
+    assert all("bleu" in row for row in read_metrics(shared.folder) if row["kind"] == "valid")
 
 
 SGD = {"name": "torch.optim:SGD", "momentum": 0.9}
@@ -230,7 +240,7 @@ def printed(run: Path, size: int) -> list[list[str]]:
         (2, {}, ["--train.lrr", "1"], "unknown option 'lrr'"),
         (2, {"data": {"test": "missing"}}, [], "missing"),
         (4, {"model": {"moe": {"experts": 6}}}, [], "6 experts cannot be shared evenly by 4 processes"),
-        (2, {"model": {"moe": {"experts": 4}}, "train": {"valid_bleu": True}}, [], "nothing can be translated"),
+        (2, SAMPLED, [], "samples cannot be drawn while several processes share the experts"),
     ],
     ids=["option", "text", "experts", "BLEU"],
 )

@@ -17,8 +17,10 @@ from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.moe.shard import refuse_part
-from kilolayer.runtime.reader import EOS, PAD, Reads, without_gaps
+from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.collectives import from_first, gather
+from kilolayer.parallel.group import ExpertGroup
+from kilolayer.runtime.reader import EOS, PAD, Reads, Top, without_gaps
 from kilolayer.runtime.runtime import runtime_of
 
 __all__ = ["Hypothesis", "beam_search", "generate", "greedy", "sample"]
@@ -36,7 +38,8 @@ def generate(
 
     source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue.
     indices: the number of each sentence, which seeds its samples; by default 0, 1, 2...
-    Runs without dropout. Padding and start are never generated.
+    Runs without dropout. Padding and start are never generated. Processes that share the experts of a model must all call it,
+    with the same source.
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(
@@ -52,17 +55,43 @@ def generate(
         raise InputError(
             f"row {lengths.index(0)} of the source is only padding", fix="give each sentence at least its end token"
         )
-    refuse_part(model)
+    group = expert_group(model)
+    if group is not None:
+        _check_sharing(source, config, group)
     with in_mode(model, training=False):
         limits = [config.max_length(length) for length in lengths]
         runtime = runtime_of(model)
-        if config.method == "beam":
+        if config.method == "beam" and group is None:
             steps = runtime.beam_steps(model, source, beam=config.width, max_length=max(limits))
             if steps is not None:
                 return static_beam_search(steps, limits, **_beam_options(config))
         reader = runtime.reader(model, source, width=config.width, max_length=max(limits))
+        if group is not None:
+            reader.top = _agreed(reader.top, group)
         limits = [min(limit, reader.max_length) for limit in limits]
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
+
+
+def _check_sharing(source: Tensor, config: SearchConfig, group: ExpertGroup) -> None:
+    """Raise unless all processes that share the experts search for the same, which they must do step by step together."""
+    if config.method == "sample":
+        raise InputError(
+            "samples cannot be drawn while several processes share the experts", fix="use beam search or greedy search"
+        )
+    weights = torch.arange(1, source.numel() + 1, device=source.device).view_as(source)
+    own = torch.tensor([*source.shape, int((source * weights).sum())], device=group.device)
+    if not (gather(own, group) == own).all():
+        raise InputError("the processes that share the experts have different sources", fix="give all of them the same source")
+
+
+def _agreed(top: Top, group: ExpertGroup) -> Top:
+    """`top` as the first process finds it: rounding may differ between processes, and each must take the same steps."""
+
+    def found(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        best, indices = top(values, count)
+        return from_first(best, group), from_first(indices, group)
+
+    return found
 
 
 def _search(reader: Reads, limits: list[int], config: SearchConfig, indices: Sequence[int]) -> list[list[Hypothesis]]:

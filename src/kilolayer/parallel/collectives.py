@@ -42,6 +42,14 @@ def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
     return everyones
 
 
+def from_first(own: Tensor, group: ExpertGroup) -> Tensor:
+    """The first process's tensor on all processes, without gradient."""
+    shared = own.detach().contiguous()
+    begin_collective()
+    dist.broadcast(shared, group=group.processes, group_src=0)
+    return shared
+
+
 def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ExpertGroup) -> Tensor:
     """All-to-all: the first sent[0] rows go to the first process, the next sent[1] to the second, and so on. Differentiable.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from kilolayer.errors import OptionError
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective, watchdog
+from kilolayer.parallel.launch import name_of_start
 from kilolayer.terminal import counted
 
 PATIENCE = timedelta(hours=12)
@@ -49,8 +50,7 @@ class Processes:
             yield cls()
             return
         store, rank, size = next(dist.rendezvous("env://", timeout=PATIENCE))
-        # After a restart by torchrun, its store still holds the addresses of dead processes.
-        own = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+        own = dist.PrefixStore(name_of_start(store, rank, size), store)
         dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=PATIENCE)
         yield cls(dist.group.WORLD, own)
         # Not after a failure, when the others may never arrive.

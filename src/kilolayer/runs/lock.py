@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time, and which launch of torchrun it belongs to."""
+"""The lock of a run folder: one process at a time, and the torchruns, one on each host, whose processes train the run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,14 @@ STARTED = 19
 """The place of a process's start time in /proc/PID/stat, counted from behind its name, which may hold spaces."""
 
 
-def launch() -> str | None:
-    """The run id, and the host, id and start time of the torchrun process: run ids may repeat. None without torchrun."""
+def agent() -> str | None:
+    """The torchrun process that has started this one: run id, host, id and start time; None without torchrun."""
     if not under_torchrun():
         return None
     parent, started = os.getppid(), ""
     with suppress(OSError, IndexError):
         started = Path(f"/proc/{parent}/stat").read_text(errors="replace").rpartition(")")[2].split()[STARTED]
     return f"{os.environ['TORCHELASTIC_RUN_ID']} {socket.gethostname()} {parent} {started}"
-
-
-def is_restart() -> bool:
-    """Whether torchrun has started its processes again, after one of them died."""
-    return under_torchrun() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 @contextmanager
@@ -55,7 +50,7 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             file.seek(0)
             file.truncate()
-            file.write("\n".join(filter(None, (str(os.getpid()), launch()))))
+            file.write("\n".join(filter(None, (str(os.getpid()), agent()))))
             file.flush()
         except OSError as error:
             raise unwritable(path, error) from None
@@ -63,13 +58,28 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def join_launch(folder: Path) -> None:
+    """Add the torchrun of this process to those in the lock, which the first process holds for all."""
+    own = agent()
+    if own is not None and own not in _held_by(folder)[1:]:
+        with suppress(OSError), (folder / "lock").open("a") as file:
+            file.write(f"\n{own}")
+
+
 def was_begun_by_this_launch(folder: Path) -> bool:
-    """Whether torchrun has started this process again, and the run in the folder was begun before by the same torchrun."""
-    if not is_restart() or kind_of(folder / "config.toml") != "file" or kind_of(folder / "lock") != "file":
+    """Whether processes of the same torchrun as this one's began the run in the folder before this process existed."""
+    if not under_torchrun() or kind_of(folder / "config.toml") != "file":
         return False
-    with suppress(InputError):
-        return read_bytes(folder / "lock", 1 << 12).decode(errors="replace").partition("\n")[2] == launch()
-    return False
+    process, *agents = _held_by(folder) or [""]
+    return process != str(os.getpid()) and agent() in agents
+
+
+def _held_by(folder: Path) -> list[str]:
+    """The lines of the lock: the process that held it last, and the torchruns of the run; none if there is no lock."""
+    if kind_of(folder / "lock") == "file":
+        with suppress(InputError):
+            return read_bytes(folder / "lock", 1 << 16).decode(errors="replace").splitlines()
+    return []
 
 
 def holder_of(folder: Path) -> int | None:

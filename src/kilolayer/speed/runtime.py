@@ -16,6 +16,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.trainable import Trainable
+from kilolayer.moe.shard import expert_group
 from kilolayer.runtime.reader import BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
@@ -83,9 +84,9 @@ FAST = FastRuntime()
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:
     """Whether decoding steps are recorded as CUDA graphs in memory of fixed shape: on a GPU, if no hooks are to be called.
 
-    A model with experts sharded over processes, whose shapes vary, must have been refused before.
+    Experts shared among processes get different numbers of tokens at each step, which cannot be recorded.
     """
-    return next(model.parameters()).device.type == "cuda" and not has_hooks(model)
+    return next(model.parameters()).device.type == "cuda" and not has_hooks(model) and expert_group(model) is None
 
 
 def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none") -> AnyModule:  # noqa: A002, as in torch

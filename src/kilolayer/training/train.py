@@ -117,19 +117,20 @@ def _train(folder: Path, begin: Begin, resume: bool, show: Show, stop: Stop, tra
     from kilolayer.parallel.processes import Processes
     from kilolayer.report.page import write_report
     from kilolayer.runs.begin import data_of, old_run
-    from kilolayer.runs.lock import was_begun_by_this_launch
+    from kilolayer.runs.lock import join_launch, was_begun_by_this_launch
     from kilolayer.runs.run import Run, choose_device
     from kilolayer.runs.trackers import make_trackers
     from kilolayer.training import loop
 
     with ExitStack() as held:
         with Processes.of_environment() as processes:
-            again = bool(processes.broadcast_number(not resume and processes.first and was_begun_by_this_launch(folder)))
+            again = bool(processes.largest(not resume and was_begun_by_this_launch(folder)))
             with processes.first_process_first():
                 if processes.first:
                     opened = held.enter_context(old_run(folder) if again else begin(processes))
                 else:
                     opened = Run.open(folder)
+                    join_launch(folder)
                 task = data_of(opened, processes)
                 followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
             held.callback(_finish_without_scores, followed)

@@ -94,9 +94,9 @@ class TranslationConfig(RunConfig):
         return UsualBatch(max(1, self.batches.tokens // (2 * length)), length, self.search.width)
 
     def check_sharing(self) -> None:
-        if self.train.valid_bleu:
+        if self.train.valid_bleu and self.search.method == "sample":
             raise OptionError(
-                "nothing can be translated while several processes share the experts",
+                "samples cannot be drawn while several processes share the experts",
                 where="train.valid_bleu",
-                fix="set it to false, or train with one process, without torchrun",
+                fix='set it to false, or set search.method to "beam"',
             )
