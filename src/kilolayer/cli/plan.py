@@ -19,7 +19,9 @@ from kilolayer.tasks.registry import get as registration
 from kilolayer.terminal import human_bytes, plural, say
 
 if TYPE_CHECKING:
+    from kilolayer.optimizers.base import UpdateRule
     from kilolayer.runs.budget import Budget, Work
+    from kilolayer.runs.fit import Fit
     from kilolayer.tasks.config import RunConfig
 
 
@@ -48,6 +50,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", choices=("fp32", "bf16"), help="precision of weights and activations [bf16; fp32 for a task's own model]"
     )
+    parser.add_argument(
+        "--memory",
+        type=_gibibytes,
+        metavar="GIB",
+        help="memory of the device, to say whether training fits and what would make it fit [that of the GPU, if there is one]",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -66,17 +74,63 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=precision)
     rule = get(DEFAULT) if isinstance(whole, PlanConfig) else whole.train.rule
     cost = budget(config, work, rule)
-    warnings = schedule_warnings(whole)
+    warnings, fit = schedule_warnings(whole), find_fit(whole, cost, rule, options.memory)
     if options.json:
-        show_json({**as_json(config, cost), "warnings": warnings})
+        fitted = {} if fit is None else {"fit": {**dataclasses.asdict(fit), "fits": fit.fits}}
+        show_json({**as_json(config, cost), **fitted, "warnings": warnings})
     elif own:
         assert not isinstance(whole, PlanConfig)
         show_own(config, cost, rule.title, registration(whole.task).unit)
     else:
         show(config, cost, rule.title)
+    if fit is not None and not options.json:
+        show_fit(fit, cost.work.batch)
     for warning in warnings:
         say(warning)
     return 0
+
+
+def find_fit(whole: PlanConfig | RunConfig, cost: Budget, rule: UpdateRule, memory: int | None) -> Fit | None:
+    """Whether training fits in this memory, in bytes, or in that of the GPU; None if neither is known."""
+    import torch
+
+    from kilolayer.runs.budget import budget
+    from kilolayer.runs.fit import fit
+
+    if memory is None and torch.cuda.is_available():
+        memory = torch.cuda.get_device_properties(0).total_memory
+    if memory is None:
+        return None
+    recompute = not isinstance(whole, PlanConfig) and whole.train.recompute == "layer"
+    return fit(cost, memory, lambda batch: budget(whole.model, replace(cost.work, batch=batch), rule), recompute=recompute)
+
+
+def show_fit(fit: Fit, batch: int) -> None:
+    """Print whether training fits, and what would make it fit. batch: sequences per batch as planned."""
+    memory, needed = human_bytes(fit.memory), human_bytes(fit.needed)
+    if fit.fits:
+        show_line(f"Training fits in {memory}: it needs {needed}, with what a GPU reserves.")
+        return
+    show_line(f"Training does not fit in {memory}: it needs {needed}, with what a GPU reserves.")
+    for each in fit.remedies:
+        changes = ['train.recompute = "layer"'] if each.recompute else []
+        if each.accumulate > 1:
+            changes.append(f"batches of {each.batch} instead of {batch}, with {each.accumulate} times train.accumulate")
+        show_line(f"  It fits with {' and '.join(changes)}: {human_bytes(each.needed)}.")
+    if not fit.remedies:
+        state = f"weights, gradients and optimizer alone need {human_bytes(fit.least)}"
+        why = state if fit.least > fit.memory else "sequences are too long, even one at a time"
+        show_line(f"  No batch is small enough: {why}. Use a smaller model or a larger device.")
+
+
+def _gibibytes(text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value <= LARGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB above 0, such as 80")
+    return int(value * 2**30)
 
 
 def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
