@@ -38,14 +38,18 @@ def write_once(
         return
     for unit in units:
         unit.reshard()  # weights that a forward pass has gathered, and no backward pass has released
-    whole = _gather(tensors(model))
+    shards: dict[str, Any] = dict(tensors(model))
+    mesh = next(tensor.device_mesh for tensor in shards.values() if is_shard(tensor))
+    first = not any(mesh.get_coordinate())
+    whole = _gather(shards, keep=first)
     failures: list[KilolayerError | None] = [None]
-    if dist.get_rank() == 0:
+    if first:
         try:
             write(whole)
         except KilolayerError as error:
             failures = [error]
-    dist.broadcast_object_list(failures)
+    for axis in range(mesh.ndim):
+        dist.broadcast_object_list(failures, group=mesh.get_group(axis), group_src=0)
     if failures[0] is not None:
         raise failures[0]
 
@@ -55,12 +59,11 @@ def _units(model: nn.Module) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def _gather(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors whole, on the CPU of the first process; nothing on the others."""
-    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
+def _gather(tensors: dict[str, Any], keep: bool) -> dict[str, Tensor]:
+    """All tensors whole, on the CPU; nothing on a process that does not keep them."""
+    whole: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        shards: Any = tensor
-        full = shards.full_tensor() if is_shard(tensor) else tensor
-        if first:
+        full = tensor.full_tensor() if is_shard(tensor) else tensor
+        if keep:
             whole[name] = full.cpu()
     return whole
