@@ -34,7 +34,9 @@ def test_shards_of_an_adapted_model_train_what_one_process_trains(pool: ProcessP
         (sharded_models.adapted, "normformer", 2),
     ],
 )
-def test_units_of_several_layers(pool: ProcessPool, processes: int, make: object, recipe: str, unit: int, tmp_path: Path) -> None:
+def test_units_of_several_layers(
+    pool: ProcessPool, processes: int, make: object, recipe: str, unit: int, tmp_path: Path
+) -> None:
     pool.run(sharded_models.check_sharded, processes, make, recipe, unit, str(tmp_path))
 
 

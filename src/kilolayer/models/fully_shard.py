@@ -33,14 +33,15 @@ def fully_shard(model: AnyModule, *, unit: int = 1, mesh: Any = None, **options:
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     stacks = _checked_stacks(model, unit, options)
-    groups = [mesh.get_group(axis) for axis in range(mesh.ndim)] if mesh is not None else [dist.group.WORLD]
+    groups: list[Any] = [dist.group.WORLD] if mesh is None else [mesh.get_group(axis) for axis in range(mesh.ndim)]
     scalars = {weight for weight in model.parameters() if weight.dim() == 0}
     for weight in scalars:
         if weight.requires_grad:
             weight.register_hook(partial(_average, groups=groups))
     units = [list(layers[first : first + unit]) for layers in stacks for first in range(0, len(layers), unit)]
     for modules in (*units, [model]):
-        fully_shard(modules if len(modules) > 1 else modules[0], mesh=mesh, ignored_params=scalars, **options)
+        together: Any = modules if len(modules) > 1 else modules[0]
+        fully_shard(together, mesh=mesh, ignored_params=scalars, **options)
     if any(dist.get_backend(group) == "gloo" for group in groups):  # which can only sum; FSDP2 then divides by itself
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -87,7 +88,7 @@ def _checked_stacks(model: nn.Module, unit: int, options: dict[str, Any]) -> lis
             fix="leave all weights in fp32, and compute in bf16 with torch.autocast",
         )
     own = [list(module.blocks) for module in model.modules() if isinstance(module, Stack)]
-    stacks = own or [stack.layers for stack in stacks_of(model)]
+    stacks: list[Sequence[nn.Module]] = [*own, *(stack.layers for stack in stacks_of(model))]
     if not stacks:
         raise InputError(
             f"{type(model).__name__} has no stack of layers of a known class",
