@@ -116,6 +116,10 @@ def is_saved(folder: Path) -> bool:
 
 def _table_of(model: Model) -> configuration.Table:
     """The contents of config.toml; raises if the model could not be rebuilt from them."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "DistributedDataParallel is not a Kilolayer model", where="kl.save", fix="give the model inside it: wrapper.module"
+        )
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
             f"{type(model).__name__} is not a Kilolayer model",
