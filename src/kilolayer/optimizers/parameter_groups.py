@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError, OptionError, shown
-from kilolayer.models.sharded import is_shard
 from kilolayer.optimizers import registry
 from kilolayer.optimizers.weight_factors import trained_weights
 
@@ -45,11 +44,10 @@ def parameter_groups(
             allowed = "lr, eps and layer_decay above 0, weight_decay at least 0, layer_decay at most 1"
             raise OptionError(f"{name} is {shown(value)}", fix=f"allowed: {allowed}")
     rule = None if optimizer is None else registry.get(optimizer)
-    groups: dict[tuple[float, float, float, str | None, bool], dict[str, Any]] = {}
+    groups: dict[tuple[float, float, float, str | None], dict[str, Any]] = {}
     for _, weight, factors in trained_weights(model, layer_decay):
         own = None if rule is None else rule.rule_for(factors, weight.shape)[0]
-        # An optimizer's fused update refuses a group of sharded and whole weights.
-        key = (factors.lr, factors.decay, factors.eps, None if own is None else own.name, is_shard(weight))
+        key = (factors.lr, factors.decay, factors.eps, None if own is None else own.name)
         if key not in groups:
             groups[key] = {"params": [], "lr": lr * factors.lr, "weight_decay": weight_decay * factors.decay}
             if own is not None:
