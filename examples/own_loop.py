@@ -18,8 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 import kilolayer as kl
@@ -48,34 +47,14 @@ def batch_loss(model: nn.Module, text: Tensor, labels_of_step: Tensor) -> Tensor
     return (summed + out.router_loss * (labels != PADDING).sum()) / labels_of_step
 
 
-def shard(model: kl.Decoder) -> list[nn.Parameter]:
-    """Shard the matrices of a model over all processes, one unit a layer; return the weights that each process keeps whole.
-
-    Norms, biases and scales are small, and a scale of one number cannot be sharded. Gradients are summed, not averaged: the
-    loss of a process is its share of the loss of all, and gloo has no other way.
-    """
-    groups = kl.parameter_groups(model, lr=1.0, weight_decay=1.0)
-    matrices = {weight for group in groups if group["weight_decay"] for weight in group["params"]}
-    whole = [weight for weight in model.parameters() if weight not in matrices]
-    layers = [block for stack in model.stacks() for block in stack.blocks]
-    for module in (*layers, model):
-        fully_shard(module, ignored_params=set(whole))
-        assert isinstance(module, FSDPModule)
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)
-    return whole
-
-
-def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Tensor], *, whole: Sequence[nn.Parameter] = ()
-) -> tuple[float, float]:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[Tensor]) -> tuple[float, float]:
     """One update from several batches of this process; return the loss of all processes and the norm of the gradient.
 
-    model: as it is called, wrapped or not. whole: what FSDP does not sum.
+    model: as it is called, wrapped or not.
     """
-    several, copies = dist.is_initialized(), isinstance(model, DistributedDataParallel)
+    processes = dist.get_world_size() if dist.is_initialized() else 1
     labels = count_labels(batches)
-    if several:
+    if processes > 1:
         dist.all_reduce(labels)
     total = torch.zeros((), dtype=torch.float64, device=labels.device)
     for index, text in enumerate(batches):
@@ -84,13 +63,9 @@ def train_step(
             model.set_requires_gradient_sync(last)
         with no_sync(model) if not last else nullcontext():
             loss = batch_loss(model, text, labels)
-            # DDP takes the mean over the processes, where the sum is wanted.
-            (loss * dist.get_world_size() if copies else loss).backward()
+            (loss * processes).backward()  # DDP and FSDP2 take the mean over the processes, where the sum is wanted
         total += loss.detach()
-    for weight in whole:
-        if weight.grad is not None:
-            dist.all_reduce(weight.grad)
-    if several:
+    if processes > 1:
         dist.all_reduce(total)
     norm = kl.clip_grad_norm_(model, 1.0)
     optimizer.step()
@@ -103,22 +78,17 @@ def no_sync(model: nn.Module) -> AbstractContextManager[None]:
     return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
-def save(model: kl.Decoder, folder: str) -> None:
+def save(model: nn.Module, folder: str) -> None:
     """Write the whole model into a folder; call it on all processes, with the model and not what DDP made of it."""
-    first = not dist.is_initialized() or dist.get_rank() == 0
-    if isinstance(model, FSDPModule):
-        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
-        model = kl.Decoder.from_config(model.config, dtype=next(model.parameters()).dtype)
-        if first:  # the others have gathered nothing
-            model.load_state_dict(state)
-    if first:
-        kl.save(model, folder)
+    if isinstance(model, FSDPModule) or not dist.is_initialized() or dist.get_rank() == 0:
+        kl.save(model, folder)  # shards are gathered from all processes
 
 
 def main() -> None:
     """Run on each process."""
     parser = argparse.ArgumentParser(description="A custom training loop.")
     parser.add_argument("--parallel", choices=["none", "ddp", "fsdp"], default="none")
+    parser.add_argument("--unit", type=int, default=1, help="layers that FSDP2 gathers together")
     parser.add_argument("--recipe", default="deepnorm")
     parser.add_argument("--experts", type=int, default=0)
     parser.add_argument("--steps", type=int, default=50)
@@ -143,9 +113,8 @@ def main() -> None:
         kl.calibrate(model, make_text(64, 128, 32, torch.Generator().manual_seed(0)).to(device))
     torch.manual_seed(1 + rank)  # other dropout on each
 
-    whole: list[nn.Parameter] = []
     if options.parallel == "fsdp":
-        whole, called = shard(model), model
+        called = kl.fully_shard(model, unit=options.unit)
     elif options.parallel == "ddp":
         called = DistributedDataParallel(kl.fast(model), device_ids=[device.index] if gpu else None)
     else:
@@ -157,7 +126,7 @@ def main() -> None:
     for step in range(1, options.steps + 1):
         batches = [make_text(16 // size, 33, 32, generator).to(device) for _ in range(options.accumulate)]
         with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
-            loss, norm = train_step(called, optimizer, batches, whole=whole)
+            loss, norm = train_step(called, optimizer, batches)
         schedule.step()
         if rank == 0 and (step % 10 == 0 or step == options.steps):
             print(f"step {step}: loss {loss:.3f}, gradient norm {norm:.3f}", flush=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kilolayer.models.encoder import Encoder as Encoder
     from kilolayer.models.encoder_decoder import EncoderDecoder as EncoderDecoder
     from kilolayer.models.fold import fold as fold
+    from kilolayer.models.fully_shard import fully_shard as fully_shard
     from kilolayer.models.head import Head as Head
     from kilolayer.models.image_encoder import ImageEncoder as ImageEncoder
     from kilolayer.models.image_input import ImageInput as ImageInput

@@ -48,10 +48,9 @@ def check_equal_to_one_process(group: dist.ProcessGroup, parallel: str, recipe: 
     rank, size = dist.get_rank(), dist.get_world_size()
 
     model = build(recipe, experts)
-    whole = own_loop.shard(model) if parallel == "fsdp" else []
-    called = DistributedDataParallel(kl.fast(model)) if parallel == "ddp" else model
+    called = DistributedDataParallel(kl.fast(model)) if parallel == "ddp" else kl.fully_shard(model)
     optimizer = optimizer_of(model)
-    found = [own_loop.train_step(called, optimizer, batches[rank::size], whole=whole) for batches in steps]
+    found = [own_loop.train_step(called, optimizer, batches[rank::size]) for batches in steps]
     own_loop.save(model, folder)
     dist.barrier()
 

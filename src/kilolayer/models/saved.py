@@ -27,6 +27,7 @@ from kilolayer.models.encoder import Encoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.model import Model
+from kilolayer.models.sharded import write_once
 from kilolayer.moe.shard import refuse_part
 
 CONFIG, WEIGHTS = "config.toml", "model.safetensors"
@@ -41,8 +42,12 @@ def save(model: Model, folder: str | PathLike[str]) -> Path:
     after a kill, the folder holds the old model, the new one, or no weights at all.
     """
     config, folder = configuration.dump(_table_of(model)), as_path(folder, "the folder of the model")
-    check_folder(folder, CONFIG, _read_config)
-    write_model(folder, CONFIG, config, tensors_of(model))
+
+    def write(tensors: dict[str, Tensor]) -> None:
+        check_folder(folder, CONFIG, _read_config)
+        write_model(folder, CONFIG, config, tensors)
+
+    write_once(model, tensors_of, write)
     return folder
 
 
@@ -111,6 +116,10 @@ def is_saved(folder: Path) -> bool:
 
 def _table_of(model: Model) -> configuration.Table:
     """The contents of config.toml; raises if the model could not be rebuilt from them."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InputError(
+            "DistributedDataParallel is not a Kilolayer model", where="kl.save", fix="give the model inside it: wrapper.module"
+        )
     if not isinstance(model, Model):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(
             f"{type(model).__name__} is not a Kilolayer model",

@@ -15,6 +15,7 @@ from kilolayer.models.adapt.applied import is_adapted
 from kilolayer.models.adapt.saved import load_adapted, save_adapted
 from kilolayer.models.model import Model
 from kilolayer.models.pretrained_folder import is_foreign
+from kilolayer.models.wrapped_folder import is_wrapped, load_wrapped
 
 
 def save(model: Model | nn.Module, folder: str | PathLike[str]) -> Path:
@@ -36,10 +37,12 @@ def load_model(
     """Load a model that `save` wrote, bit for bit, in evaluation mode: an Encoder, a Decoder or an EncoderDecoder.
 
     A model that `kl.adapt` changed comes back as a model of its own class, with its recipe, also from a folder that its
-    `save_pretrained` wrote.
+    `save_pretrained` wrote. From a folder that one of our classes for Transformers wrote, it is the model inside.
     dtype: converts all weights; by default as saved.
     """
     path = as_path(folder, "the folder of the model")
     if kind_of(path / saved.CONFIG) is None and is_foreign(path):
+        if is_wrapped(path):
+            return load_wrapped(path, device=device, dtype=dtype)
         return load_adapted(path, device=device, dtype=dtype)
     return saved.load_model(path, device=device, dtype=dtype)

@@ -10,6 +10,7 @@ from torch import nn
 
 from kilolayer.errors import InputError
 from kilolayer.models.adapt.sublayers import ForeignSublayer, Matrix, attention_matrices, feedforward_matrices
+from kilolayer.models.sharded import plain_class
 from kilolayer.recipes.base import Kind, Side
 from kilolayer.recipes.role import Role
 
@@ -216,8 +217,9 @@ KNOWN = ("nn.Transformer", *dict.fromkeys(layout.title for layout in LAYOUTS.val
 
 def layout_of(layer: nn.Module) -> Layout | None:
     """How a layer is read; None if its class is unknown, or overrides forward."""
-    for cls in type(layer).__mro__:
+    own = plain_class(layer)
+    for cls in own.__mro__:
         layout = LAYOUTS.get((cls.__module__, cls.__name__))
-        if layout is not None and type(layer).forward is cls.forward:
+        if layout is not None and own.forward is cls.forward:
             return layout
     return None

@@ -13,6 +13,7 @@ from kilolayer.errors import InputError
 from kilolayer.models.adapt.applied import applied_to
 from kilolayer.models.adapt.stacks import ForeignModel
 from kilolayer.models.adapt.transformers_classes import attention_of
+from kilolayer.models.sharded import plain_class
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class SavePretrained:
         if not entry["plain"]:
             logger.warning(
                 "%s is saved with its recipe: load it with kl.load_model(%r); from_pretrained gives another function",
-                type(self.model).__name__,
+                plain_class(self.model).__name__,
                 str(save_directory),
             )
         return result

@@ -23,6 +23,7 @@ from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.fit import find_misfit
 from kilolayer.models.pretrained_folder import CONFIG, read_config, read_tensors
 from kilolayer.models.saved import check_folder, tensors_of, write_model
+from kilolayer.models.sharded import write_once
 from kilolayer.torch_state import own_torch_state
 
 GENERATION = "generation_config.json"
@@ -52,10 +53,14 @@ def save_adapted(model: nn.Module, folder: str | PathLike[str]) -> Path:
         raise InputError(
             f"the model is not the one that its class builds: {misfit}", where="kl.save", fix=torch_classes.OWN_MODULE
         )
-    check_folder(folder, CONFIG, _read_table)
-    # Copied, because buffers may share their memory, which a safetensors file cannot hold.
-    buffers = {name: tensors[name].clone() for name, _ in model.named_buffers()}
-    write_model(folder, CONFIG, config, tensors | buffers)
+
+    def write(whole: dict[str, Tensor]) -> None:
+        check_folder(folder, CONFIG, _read_table)
+        # Copied, because buffers may share their memory, which a safetensors file cannot hold.
+        buffers = {name: whole[name].clone() for name, _ in model.named_buffers()}
+        write_model(folder, CONFIG, config, whole | buffers)
+
+    write_once(model, tensors_of, write)
     return folder
 
 

@@ -14,6 +14,7 @@ from kilolayer.config import build as build_config
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.adapt.additions import Additions
 from kilolayer.models.adapt.stacks import check_depth
+from kilolayer.models.sharded import plain_class
 from kilolayer.recipes.base import DEEPEST
 
 NAME = "torch"
@@ -142,18 +143,19 @@ class ModelTable:
 def describe(model: nn.Module) -> dict[str, Any] | None:
     """The options of a model of torch; None if it is none."""
     owner: Any = model
-    if type(model) is nn.TransformerEncoder:
+    cls = plain_class(model)
+    if cls is nn.TransformerEncoder:
         found = ModelTable(encoder=StackTable.of(owner))
-    elif type(model) is nn.TransformerDecoder:
+    elif cls is nn.TransformerDecoder:
         found = ModelTable(decoder=StackTable.of(owner))
-    elif type(model) is nn.Transformer and {type(owner.encoder), type(owner.decoder)} == {
+    elif cls is nn.Transformer and {type(owner.encoder), type(owner.decoder)} == {
         nn.TransformerEncoder,
         nn.TransformerDecoder,
     }:
         found = ModelTable(StackTable.of(owner.encoder), StackTable.of(owner.decoder))
     else:
         return None
-    return {"model_type": NAME, "architectures": [type(model).__name__], **table_of(found)}
+    return {"model_type": NAME, "architectures": [cls.__name__], **table_of(found)}
 
 
 def build(table: dict[str, Any], most_layers: int) -> nn.Module:

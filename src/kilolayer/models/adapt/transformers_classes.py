@@ -11,6 +11,7 @@ from torch import nn
 from kilolayer.errors import InputError, shown
 from kilolayer.models.adapt.layouts import LAYOUTS
 from kilolayer.models.adapt.stacks import check_depth
+from kilolayer.models.sharded import plain_class
 
 HOMES = {module for module, _ in LAYOUTS if module.startswith("transformers.")}
 DEPTHS = ("num_hidden_layers", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
@@ -21,9 +22,10 @@ ATTENTION = ("eager", "sdpa")
 
 def describe(model: Any) -> dict[str, Any] | None:
     """The configuration of a model of one of the supported classes; None if it is none."""
-    if _class(type(model).__name__, type(model).__module__) is not type(model):
+    cls = plain_class(model)
+    if _class(cls.__name__, cls.__module__) is not cls:
         return None
-    return {**json.loads(model.config.to_json_string()), "architectures": [type(model).__name__]}
+    return {**json.loads(model.config.to_json_string()), "architectures": [cls.__name__]}
 
 
 def attention_of(model: Any) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""Models whose weights FSDP2 has sharded: their own class, and their weights, gathered to be written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kilolayer.errors import KilolayerError
+
+HOME = "torch.distributed.fsdp"
+"""Where torch defines the classes that `fully_shard` puts before a module's own; not imported, because that is slow."""
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether this process holds only its part of the tensor (DTensor)."""
+    return hasattr(tensor, "full_tensor")
+
+
+def plain_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module before `fully_shard` changed it."""
+    return next(cls for cls in type(module).__mro__ if not cls.__module__.startswith(HOME))
+
+
+def write_once(
+    model: nn.Module, tensors: Callable[[nn.Module], dict[str, Tensor]], write: Callable[[dict[str, Tensor]], None]
+) -> None:
+    """Call `write` with the tensors of a model; those of a sharded one are gathered, and the first process writes.
+
+    All processes that hold shards call it; if the first one cannot write, it raises on all.
+    """
+    units = list(_units(model))
+    if not units:
+        write(tensors(model))
+        return
+    for unit in units:
+        unit.reshard()  # weights that a forward pass has gathered, and no backward pass has released
+    shards: dict[str, Any] = dict(tensors(model))
+    mesh = next(tensor.device_mesh for tensor in shards.values() if is_shard(tensor))
+    first = not any(mesh.get_coordinate())
+    whole = _gather(shards, keep=first)
+    failures: list[KilolayerError | None] = [None]
+    if first:
+        try:
+            write(whole)
+        except KilolayerError as error:
+            failures = [error]
+    for axis in range(mesh.ndim):
+        dist.broadcast_object_list(failures, group=mesh.get_group(axis), group_src=0)
+    if failures[0] is not None:
+        raise failures[0]
+
+
+def _units(model: nn.Module) -> Iterator[Any]:
+    return (module for module in model.modules() if plain_class(module) is not type(module))
+
+
+@torch.no_grad()
+def _gather(tensors: dict[str, Any], keep: bool) -> dict[str, Tensor]:
+    """All tensors whole, on the CPU; nothing on a process that does not keep them."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        full = tensor.full_tensor() if is_shard(tensor) else tensor
+        if keep:
+            whole[name] = full.cpu()
+    return whole
