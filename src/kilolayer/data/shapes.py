@@ -97,6 +97,11 @@ class Assignment:
             fits = np.ix_(self._sources <= shape.source, self._targets <= shape.target)
             self._table[fits] = number
 
+    @property
+    def identity(self) -> list[list[int]]:
+        """What assigns a pair to its shape."""
+        return [self._sources.tolist(), self._targets.tolist(), *self._table.tolist()]
+
     def __call__(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
         """uint8 [n]: the shape number of each pair; no pair may exceed the largest shape."""
         return self._table[np.searchsorted(self._sources, source_lengths), np.searchsorted(self._targets, target_lengths)]
