@@ -108,7 +108,7 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
     if config.path is not None:
         return BytePieceVocabulary.load(Path(config.path))
     settings = ["byte_bpe 1", config.vocab_size, config.sentences, LEAST_FREQUENCY, text.identity, library.__version__]
-    folder = cache / f"tokenizer-{content_key(settings, text.files)}"
+    folder = cache / f"tokenizer-{content_key(settings, text.files, cache)}"
 
     def build(draft: Path) -> None:
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)

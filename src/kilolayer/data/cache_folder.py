@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kilolayer.data.file_facts import known
 from kilolayer.errors import InputError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json
@@ -36,9 +37,12 @@ KEPT_SECONDS = 30 * 24 * 3600
 log = logging.getLogger(__name__)
 
 
-def content_key(settings: Any, files: Iterable[Path] = ()) -> str:
-    """A cache key for what is made from the bytes of `files` under `settings` (plain values)."""
-    parts = [json.dumps(settings, sort_keys=True), *(sha256(path) for path in files)]
+def content_key(settings: Any, files: Iterable[Path] = (), cache: Path | None = None) -> str:
+    """A cache key for what is made from the bytes of `files` under `settings` (plain values).
+
+    cache: where the digests of large files are kept, which are then not read again until they change.
+    """
+    parts = [json.dumps(settings, sort_keys=True), *(known(path, "sha256", sha256, cache) for path in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 

@@ -46,7 +46,7 @@ def encode_text(
     models = [hashlib.sha256(each.model).hexdigest() for each in (tokenizers.source, tokenizers.target)]
     use = [text.direction.name, text.columns, text.synthetic, tagged]
     settings = ["pairs 1", models, use, None if filters is None else dataclasses.asdict(filters)]
-    key = content_key(settings, text.files)
+    key = content_key(settings, text.files, cache)
     count = _processes(text.size) if processes is None else processes
 
     def build(draft: Path) -> None:

@@ -61,8 +61,8 @@ class TokenText:
 
 def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path) -> TokenText:
     """The token file of a text, cached by content."""
-    key = content_key(["text 1", vocabulary.digest, text.identity], text.files)
-    return TokenText(built(cache / f"text-{key}", lambda draft: _write(text, vocabulary, draft)))
+    key = content_key(["text 1", vocabulary.digest, text.identity], text.files, cache)
+    return TokenText(built(cache / f"text-{key}", lambda draft: _write(text, vocabulary, draft), trust_times=True))
 
 
 def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path) -> None:
