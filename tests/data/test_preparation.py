@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from kilolayer.data import encode, pair_encoder, preparation_progress, resumable_writer
+from kilolayer.data import encode, encoding_processes, preparation_progress, resumable_writer
 from kilolayer.data.cache_folder import KEPT_SECONDS, built
 from kilolayer.data.corpora import Direction, ParallelText
 from kilolayer.data.encode import encode_text
 from kilolayer.data.filters import FilterConfig
+from kilolayer.data.pair_encoder import Chunk, EncodedChunk, PairEncoder
 from kilolayer.data.store import TokenPairs
 from kilolayer.data.tokenizer import Tokenizer, TokenizerConfig, Tokenizers, train_tokenizer
 from kilolayer.errors import InputError, KilolayerError
@@ -98,8 +99,8 @@ def test_a_killed_preparation_is_continued(
     assert not list((tmp_path / "cache").glob("pairs-*"))
     encoded: list[int] = []
 
-    def counted(encoder: object, chunks: Iterable[pair_encoder.Chunk], count: int) -> Iterator[pair_encoder.EncodedChunk]:
-        for chunk in pair_encoder.encode_chunks(encoder, chunks, count):  # type: ignore[arg-type]
+    def counted(encoder: PairEncoder, chunks: Iterable[Chunk], count: int) -> Iterator[EncodedChunk]:
+        for chunk in encoding_processes.encode_chunks(encoder, chunks, count):
             encoded.append(chunk.report.read)
             yield chunk
 
@@ -133,26 +134,26 @@ def test_a_damaged_beginning_is_not_continued(tmp_path: Path) -> None:
 def test_a_process_that_is_killed_is_named_and_the_rest_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_text(tmp_path)
     started: list[subprocess.Popen[bytes]] = []
-    start, receive = pair_encoder._start, pair_encoder._receive
+    start, receive = encoding_processes._start, encoding_processes._receive
     received: list[int] = []
 
     def remembered() -> subprocess.Popen[bytes]:
         started.append(start())
         return started[-1]
 
-    def receive_and_kill(child: subprocess.Popen[bytes]) -> pair_encoder.EncodedChunk:
+    def receive_and_kill(child: subprocess.Popen[bytes]) -> EncodedChunk:
         received.append(1)
         if len(received) == EVERY + 2:
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
         return receive(child)
 
-    monkeypatch.setattr(pair_encoder, "_start", remembered)
-    monkeypatch.setattr(pair_encoder, "_receive", receive_and_kill)
+    monkeypatch.setattr(encoding_processes, "_start", remembered)
+    monkeypatch.setattr(encoding_processes, "_receive", receive_and_kill)
     with pytest.raises(KilolayerError, match="was killed"):
         prepare(tmp_path, tmp_path / "cache", 2)
     assert all(child.poll() is not None for child in started)
-    monkeypatch.setattr(pair_encoder, "_receive", receive)
+    monkeypatch.setattr(encoding_processes, "_receive", receive)
     assert contents(prepare(tmp_path, tmp_path / "cache", 2)) == contents(prepare(tmp_path, tmp_path / "other", 1))
 
 

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import os
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.corpora import Corpora, DataConfig
+from kilolayer.data.encoding_processes import available_processes, encode_chunks
 from kilolayer.data.filters import FilterConfig, FilterReport, Seen, drop_empty
 from kilolayer.data.mixing import Mixture, Part
-from kilolayer.data.pair_encoder import Chunk, PairEncoder, encode_chunks
+from kilolayer.data.pair_encoder import Chunk, PairEncoder
 from kilolayer.data.parallel import Pair, ParallelText, blank_side
 from kilolayer.data.preparation_progress import PreparationProgress
 from kilolayer.data.resumable_writer import ResumablePairWriter
 from kilolayer.data.store import TokenPairs
 from kilolayer.data.tokenizer import Tokenizers
 from kilolayer.errors import InputError
-from kilolayer.terminal import under_torchrun
 
 PAIRS_AT_ONCE, CHARACTERS_AT_ONCE = 4096, 1 << 24
 SEVERAL_PROCESSES = 100_000
@@ -47,7 +46,7 @@ def encode_text(
     use = [text.direction.name, text.columns, text.synthetic, tagged]
     settings = ["pairs 1", models, use, None if filters is None else dataclasses.asdict(filters)]
     key = content_key(settings, text.files, cache)
-    count = _processes(text.size) if processes is None else processes
+    count = processes or (1 if text.size < SEVERAL_PROCESSES else available_processes())
 
     def build(draft: Path) -> None:
         _write(text, tokenizers, draft, tagged, filters, count)
@@ -114,10 +113,3 @@ def _chunks(text: ParallelText, filters: FilterConfig | None) -> Iterator[Chunk]
         if seen is not None:
             pairs = [pair for pair, new in zip(pairs, seen.add(pairs), strict=True) if new]
         yield Chunk(pairs, FilterReport(read=len(read), empty=len(read) - filled, duplicate=filled - len(pairs)))
-
-
-def _processes(pairs: int) -> int:
-    """How many processes encode a text of this many pairs: one for each core that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if under_torchrun() else 1
-    return 1 if pairs < SEVERAL_PROCESSES else max(cores // beside, 1)

@@ -57,24 +57,22 @@ class Sections:
 
     def chunks(self, epoch: int, section: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The pairs of a section: their numbers in the mixture, int32 [n], and their shapes, uint8 [n]."""
-        for number, part in enumerate(self.mixture.parts):
+        for number in range(len(self.mixture.parts)):
             base = int(self.mixture.starts[number])
             for pieces in self._pieces(number, epoch, section):
                 for begin, end in zip(pieces.begin.tolist(), pieces.end.tolist(), strict=True):
                     yield np.arange(base + begin, base + end, dtype=np.int32), self._shapes(number, begin, end)
-            part.pairs.release()
 
     def counts(self, epoch: int) -> np.ndarray:
         """int64 [sections, kinds]: the number of pairs of each shape in each section of an epoch."""
         counts = np.zeros((self.count, self.kinds), np.int64)
-        for number, part in enumerate(self.mixture.parts):
+        for number in range(len(self.mixture.parts)):
             for section in range(self.count):
                 for pieces in self._pieces(number, epoch, section):
                     counts[section] += self._counts[number][pieces.blocks[pieces.is_whole]].sum(0, dtype=np.int64)
                     for i in np.flatnonzero(~pieces.is_whole):
                         shapes = self._shapes(number, int(pieces.begin[i]), int(pieces.end[i]))
                         counts[section] += np.bincount(shapes, minlength=self.kinds)
-            part.pairs.release()
         return counts
 
     def _pieces(self, number: int, epoch: int, section: int) -> Iterator[Pieces]:
@@ -105,7 +103,7 @@ class Sections:
         return self._turns[number][1:]
 
     def _shapes(self, number: int, begin: int, end: int) -> np.ndarray:
-        index = self.mixture.parts[number].pairs.index[begin:end]
+        index = self.mixture.parts[number].pairs.read_index(begin, end)
         return self._assign(index["source"], index["target"])
 
     def _count_blocks(self, cache: Path | None) -> list[np.ndarray]:
@@ -132,7 +130,6 @@ class Sections:
             blocks = -(-len(shapes) // BLOCK)
             found = np.bincount(cells, minlength=blocks * self.kinds).reshape(blocks, self.kinds)
             table[start // BLOCK :][:blocks] = found
-            pairs.release()
         return table
 
 

@@ -148,6 +148,12 @@ class TokenPairs:
         index["start"] = np.cumsum(lengths) - lengths
         return np.frombuffer(self._open[TOKENS].read_spans(spans.tolist()), self.tokens.dtype), index
 
+    def read_index(self, begin: int, end: int) -> np.ndarray:
+        """The index entries of consecutive pairs, copied out of the file; mapping it would bring many pages around them."""
+        self.keep_open()
+        span = begin * INDEX_TYPE.itemsize, (end - begin) * INDEX_TYPE.itemsize
+        return np.frombuffer(self._open[INDEX].read_spans([span]), INDEX_TYPE)
+
     def keep_open(self) -> None:
         """Open the files that `fetch` reads, so that they can be deleted, moved or replaced safely."""
         for name in (TOKENS, INDEX):
