@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +64,11 @@ class BytePieceVocabulary:
         self.vocab_size = len(ids)
         self.byte_lengths = np.array([len(piece) for piece in self._bytes], np.int64)
         self.digest = hashlib.sha256(json.dumps([given.pieces, given.merges]).encode()).hexdigest()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled vocabulary; the library's pickle forgets this setting."""
+        self.__dict__.update(state)
+        self._library.encode_special_tokens = True
 
     @classmethod
     def load(cls, path: Path) -> BytePieceVocabulary:

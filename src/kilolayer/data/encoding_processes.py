@@ -65,11 +65,14 @@ def encode_chunks(encoder: Callable[[AnyChunk], Encoded], chunks: Iterable[AnyCh
 
 
 def _start() -> subprocess.Popen[bytes]:
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
+    # Several threads in each of several processes would only wait for each other.
+    env = {**os.environ, "PYTHONPATH": paths, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", __name__, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},
+        env=env,
         start_new_session=True,  # a terminal's signals go to the parent
     )
 

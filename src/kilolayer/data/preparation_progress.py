@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import time
 
-from kilolayer.terminal import LiveLine, say, writes_to_terminal
+from kilolayer.terminal import LiveLine, counted, say, writes_to_terminal
 
 SECONDS_BETWEEN_LINES = 60.0
 
 
 class PreparationProgress:
-    """Reports how many of `total` pairs have been read; `done` of them by an earlier process."""
+    """Reports how many of about `total` pairs, or what `noun` says, have been read; `done` of them by an earlier process."""
 
-    def __init__(self, name: str, total: int, done: int = 0) -> None:
-        self.name, self.total, self._first = name, total, done
+    def __init__(self, name: str, total: int, done: int = 0, noun: str = "pair") -> None:
+        self.name, self.total, self.noun, self._first = name, total, noun, done
         self._live = LiveLine()
         self._started = self._said = time.monotonic()
         if done and writes_to_terminal():
-            say(f"{name}: continuing after {done:,} of {total:,} pairs, which an earlier process has prepared")
+            say(f"{name}: continuing after {counted(done, noun)}, which an earlier process has prepared")
 
     def show(self, done: int) -> None:
         """Report that `done` pairs are prepared, unless the last report was just before."""
@@ -36,9 +36,11 @@ class PreparationProgress:
 
     def _line(self, done: int, now: float) -> str:
         rate = (done - self._first) / max(now - self._started, 1e-9)
+        if done > self.total:  # the files are compressed
+            return f"preparing {self.name}: {counted(done, self.noun)}, {rate:,.0f} a second"
         left = (self.total - done) / max(rate, 1e-9)
-        share = done / max(self.total, 1)
-        return f"preparing {self.name}: {share:.0%} of {self.total:,} pairs, {rate:,.0f} a second, {_duration(left)} left"
+        whole = counted(self.total, self.noun)
+        return f"preparing {self.name}: {done / self.total:.0%} of {whole}, {rate:,.0f} a second, {_duration(left)} left"
 
 
 def _duration(seconds: float) -> str:
