@@ -21,7 +21,7 @@ from kilolayer.data.shapes import Assignment
 BLOCK = 1 << 12
 """Pairs in a block, which are read from disk together. A divisor of PAIRS_AT_ONCE, and small enough for counts in uint16."""
 SECTION = 1 << 22
-"""Maximum number of pairs in a section: about a thousand blocks, and 100 MB of memory."""
+"""Maximum number of pairs in a section: about a thousand blocks, and 50 MB of memory."""
 LENGTHS, COUNTS = "lengths.npz", "counts.{}.npy"
 
 
