@@ -1,12 +1,15 @@
 """Batches of sentence pairs by token count: shuffled, in a few fixed shapes, with a position that can be saved and restored.
 
-The batches of an epoch depend only on (seed, epoch), so a position is three numbers: seed, epoch and index.
+The batches of an epoch depend only on (seed, epoch), so a position is three numbers: seed, epoch and index. A small epoch is
+shuffled as a whole; one of more than WHOLE_EPOCH pairs in sections, so that its pairs are never all in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,10 +17,14 @@ from torch import Tensor
 
 from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.mixing import Mixture, Part
+from kilolayer.data.sections import Sections, cached_lengths
 from kilolayer.data.shapes import Assignment, BatchConfig, Shape, choose_shapes, make_shape
 from kilolayer.data.store import TokenPairs
 from kilolayer.data.tokenizer import PAD, START
 from kilolayer.errors import OptionError
+
+WHOLE_EPOCH = 1 << 25
+"""Maximum number of pairs in an epoch that is shuffled as a whole: 0.8 GB of memory, and 8 seconds at the start."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +48,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The batches of one epoch: which pairs are in each, and in which shape."""
+    """The batches of an epoch, or of a section of one: which pairs are in each, and in which shape."""
 
     members: np.ndarray
-    """int32 [pairs]: the epoch's pairs grouped by shape, from the smallest to the largest, and shuffled within each."""
+    """int32 [pairs]: the pairs grouped by shape, from the smallest to the largest, and shuffled within each."""
     tails: np.ndarray
     """int32 [n]: the pairs of those batches that are not a contiguous slice of `members`."""
     table: np.ndarray
@@ -60,9 +67,19 @@ class _Plan:
 class Batches(EndlessBatches[Batch]):
     """An endless iterator over shuffled batches; every pair of an epoch of the mixture is in exactly one batch."""
 
-    def __init__(self, pairs: Mixture | TokenPairs, config: BatchConfig, seed: int = 0) -> None:
+    def __init__(
+        self,
+        pairs: Mixture | TokenPairs,
+        config: BatchConfig,
+        seed: int = 0,
+        cache: Path | None = None,
+        whole: int = WHOLE_EPOCH,
+    ) -> None:
+        """cache: where the tables of a large mixture are kept. whole: the most pairs that are shuffled as a whole epoch."""
         self.mixture = pairs if isinstance(pairs, Mixture) else Mixture([Part(pairs)])
-        lengths, counts = self.mixture.lengths()
+        large = len(self.mixture) > whole
+        lengths, counts = cached_lengths(self.mixture, cache) if large else self.mixture.lengths()
+        self._tokens = float(lengths.sum(1) @ counts)
         self.shapes = choose_shapes(lengths, counts, config.tokens, config.shapes)
         if self.shapes[-1].area > config.tokens:
             raise OptionError(
@@ -71,42 +88,77 @@ class Batches(EndlessBatches[Batch]):
                 fix="raise batches.tokens, or lower data.filters.max_tokens",
             )
         self._assign = Assignment(self.shapes)
-        self._planned: tuple[int, _Plan] | None = None
-        super().__init__(seed, [part.pairs.digest for part in self.mixture.parts], self.mixture.quotas, self.shapes)
+        self._planned: tuple[int, int, _Plan] | None = None
+        self._counted: tuple[int, np.ndarray] | None = None
+        identity = [part.pairs.digest for part in self.mixture.parts], self.mixture.quotas, self.shapes
+        super().__init__(seed, *identity)
+        self._whole_identity = self.identity
+        self._sections = Sections(self.mixture, self._assign, len(self.shapes), seed, cache) if large else None
+        if self._sections is not None:
+            super().__init__(seed, *identity, self._sections.identity)
 
     def read(self, index: int) -> Batch:
         """The batch with this index in the current epoch."""
-        number, pairs = self._plan().batch(index)
+        section = 0
+        if self._sections is not None:
+            ends = np.cumsum(self._batches_by_shape().sum(1))
+            section = int(np.searchsorted(ends, index, side="right"))
+            index -= int(ends[section - 1]) if section else 0
+        number, pairs = self._plan(section).batch(index)
         return _batch(self.mixture, pairs, self.shapes[number])
 
     def __len__(self) -> int:
         """Number of batches in the current epoch."""
-        return len(self._plan().table)
+        return len(self._plan().table) if self._sections is None else int(self._batches_by_shape().sum())
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved position. One in an epoch that was shuffled as a whole continues so, whatever its size."""
+        if state.get("data") == self._whole_identity:
+            self._sections, self._planned, self.identity = None, None, self._whole_identity
+        super().load_state(state)
 
     @property
     def padding(self) -> float:
-        """The fraction of padding among all positions of the current epoch's batches."""
+        """The fraction of padding among all positions of the current epoch's batches; in sections, of a mean epoch's."""
+        cells = [shape.area * shape.rows for shape in self.shapes]
+        if self._sections is not None:
+            return 1 - self._tokens / float((self._batches_by_shape() @ cells).sum())
         numbers, _, _ = self._plan().table.T
-        cells = sum(self.shapes[number].area * self.shapes[number].rows for number in numbers.tolist())
         real = sum(
             int(part.pairs.source_lengths[few].sum()) + int(part.pairs.target_lengths[few].sum())
             for part, _, few in self.mixture.epoch(self.epoch, self.seed)
         )
-        return 1 - real / cells
+        return 1 - real / sum(cells[number] for number in numbers.tolist())
 
     @property
     def summary(self) -> str:
         """One line for the log: what the filters removed, and how the rest is batched."""
         return f"{self.mixture.report}; {len(self.shapes)} batch shapes, {self.padding:.1%} padding"
 
-    def _plan(self) -> _Plan:
-        if self._planned is None or self._planned[0] != self.epoch:
+    def _plan(self, section: int = 0) -> _Plan:
+        if self._planned is None or self._planned[:2] != (self.epoch, section):
             self._planned = None  # holding two plans would double the memory
-            self._planned = self.epoch, self._make_plan(np.random.default_rng([self.seed, self.epoch]))
-        return self._planned[1]
+            place = [self.epoch] if self._sections is None else [self.epoch, section]
+            chunks = self._epoch() if self._sections is None else self._sections.chunks(self.epoch, section)
+            self._planned = self.epoch, section, self._make_plan(chunks, np.random.default_rng([self.seed, *place]))
+        return self._planned[2]
 
-    def _make_plan(self, rng: np.random.Generator) -> _Plan:
-        members, counts = self._grouped()
+    def _batches_by_shape(self) -> np.ndarray:
+        """int64 [sections, shapes]: the number of batches of each shape in the sections of this epoch."""
+        assert self._sections is not None
+        if self._counted is None or self._counted[0] != self.epoch:
+            counts = self._sections.counts(self.epoch).tolist()
+            self._counted = self.epoch, np.array([count_batches(self.shapes, each) for each in counts])
+        return self._counted[1]
+
+    def _epoch(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """All pairs of the epoch: their numbers in the mixture, int32 [n], and their shapes, uint8 [n]."""
+        for part, base, pairs in self.mixture.epoch(self.epoch, self.seed):
+            yield pairs + np.int32(base), self._assign(part.pairs.source_lengths[pairs], part.pairs.target_lengths[pairs])
+            part.pairs.release()
+
+    def _make_plan(self, chunks: Iterable[tuple[np.ndarray, np.ndarray]], rng: np.random.Generator) -> _Plan:
+        members, counts = _grouped(chunks, len(self.shapes))
         table: list[tuple[int, int, int]] = []
         tails: list[np.ndarray] = []
         moved: dict[int, list[np.ndarray]] = {}  # leftover pairs that did not fill a batch of a smaller shape
@@ -130,23 +182,33 @@ class Batches(EndlessBatches[Batch]):
         order = rng.permutation(len(table))
         return _Plan(members, np.concatenate(tails), np.array(table, np.int64)[order])
 
-    def _grouped(self) -> tuple[np.ndarray, list[int]]:
-        """The epoch's pairs grouped by shape, the smallest first, int32 [pairs]; and the number of pairs of each shape."""
-        chunks: list[tuple[np.ndarray, np.ndarray]] = []
-        for part, base, pairs in self.mixture.epoch(self.epoch, self.seed):
-            kinds = self._assign(part.pairs.source_lengths[pairs], part.pairs.target_lengths[pairs])
-            chunks.append((pairs + np.int32(base), kinds))
-            part.pairs.release()
-        counts = sum(np.bincount(kinds, minlength=len(self.shapes)) for _, kinds in chunks)
-        assert isinstance(counts, np.ndarray)
-        members = np.empty(int(counts.sum()), np.int32)
-        starts = np.cumsum(counts) - counts
-        for pairs, kinds in chunks:
-            for number in np.unique(kinds):
-                own = pairs[kinds == number]
-                members[starts[number] : starts[number] + len(own)] = own
-                starts[number] += len(own)
-        return members, counts.tolist()
+
+def _grouped(pairs_and_shapes: Iterable[tuple[np.ndarray, np.ndarray]], shapes: int) -> tuple[np.ndarray, list[int]]:
+    """The pairs grouped by shape, the smallest first, int32 [pairs]; and the number of pairs of each shape."""
+    chunks = list(pairs_and_shapes)
+    counts = sum(np.bincount(kinds, minlength=shapes) for _, kinds in chunks)
+    assert isinstance(counts, np.ndarray)
+    members = np.empty(int(counts.sum()), np.int32)
+    starts = np.cumsum(counts) - counts
+    for pairs, kinds in chunks:
+        for number in np.unique(kinds):
+            own = pairs[kinds == number]
+            members[starts[number] : starts[number] + len(own)] = own
+            starts[number] += len(own)
+    return members, counts.tolist()
+
+
+def count_batches(shapes: Sequence[Shape], counts: Sequence[int]) -> list[int]:
+    """The number of batches of each shape for `counts` pairs of each shape."""
+    batches, moved = [0] * len(shapes), [0] * len(shapes)
+    for number, shape in enumerate(shapes):
+        left = counts[number] % shape.rows + moved[number]
+        larger = _better_shape(shapes, number, left % shape.rows)
+        if larger is not None:
+            moved[larger] += left % shape.rows
+            left -= left % shape.rows
+        batches[number] = counts[number] // shape.rows + -(-left // shape.rows)
+    return batches
 
 
 def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:

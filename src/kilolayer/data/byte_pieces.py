@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,11 @@ class BytePieceVocabulary:
         self.byte_lengths = np.array([len(piece) for piece in self._bytes], np.int64)
         self.digest = hashlib.sha256(json.dumps([given.pieces, given.merges]).encode()).hexdigest()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled vocabulary; the library's pickle forgets this setting."""
+        self.__dict__.update(state)
+        self._library.encode_special_tokens = True
+
     @classmethod
     def load(cls, path: Path) -> BytePieceVocabulary:
         """Load from a tokenizer.json, or from a folder with GPT-2's files."""
@@ -108,7 +114,7 @@ def byte_pieces_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Byt
     if config.path is not None:
         return BytePieceVocabulary.load(Path(config.path))
     settings = ["byte_bpe 1", config.vocab_size, config.sentences, LEAST_FREQUENCY, text.identity, library.__version__]
-    folder = cache / f"tokenizer-{content_key(settings, text.files)}"
+    folder = cache / f"tokenizer-{content_key(settings, text.files, cache)}"
 
     def build(draft: Path) -> None:
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)

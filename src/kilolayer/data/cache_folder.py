@@ -2,7 +2,8 @@
 
 A folder is written as a hidden draft next to its destination, sealed with a manifest and then renamed, so it is either complete
 or absent. The process that writes a draft holds a lock on a file next to it. The operating system releases the lock when the
-process dies, so the next build can tell which drafts are abandoned and remove them.
+process dies, so the next build can tell which drafts are abandoned and remove them. A draft that takes long to write may be
+resumable: it has a fixed name, and the next build continues it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from kilolayer.data.file_facts import known
 from kilolayer.errors import InputError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json
@@ -28,12 +31,18 @@ from kilolayer.files.writing import sync
 MANIFEST = "manifest.json"
 LARGEST_MANIFEST = 1 << 24
 LOCK = ".lock"
+UNFINISHED = ".unfinished"
+KEPT_SECONDS = 30 * 24 * 3600
+"""How long a resumable draft waits to be continued before it counts as abandoned."""
 log = logging.getLogger(__name__)
 
 
-def content_key(settings: Any, files: Iterable[Path] = ()) -> str:
-    """A cache key for what is made from the bytes of `files` under `settings` (plain values)."""
-    parts = [json.dumps(settings, sort_keys=True), *(sha256(path) for path in files)]
+def content_key(settings: Any, files: Iterable[Path] = (), cache: Path | None = None) -> str:
+    """A cache key for what is made from the bytes of `files` under `settings` (plain values).
+
+    cache: where the digests of large files are kept, which are then not read again until they change.
+    """
+    parts = [json.dumps(settings, sort_keys=True), *(known(path, "sha256", sha256, cache) for path in files)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
@@ -43,10 +52,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def built(folder: Path, build: Callable[[Path], None], *, trust_times: bool = False) -> Path:
+def built(folder: Path, build: Callable[[Path], None], *, trust_times: bool = False, resumable: bool = False) -> Path:
     """`folder`; unless it already exists undamaged, it is first filled by calling `build` with an empty folder.
 
-    trust_times: files that have not been modified since they were written, by their time stamps, are not read.
+    trust_times: files that have not been modified since they were written, by their time stamps, are not read. resumable: if a
+    process that called `build` was killed or interrupted, the next call is given the folder as it left it.
     """
     if kind_of(folder) is not None:
         fault = damage(folder, trust_times=trust_times)
@@ -56,7 +66,7 @@ def built(folder: Path, build: Callable[[Path], None], *, trust_times: bool = Fa
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder.parent)
-        with _locked_draft(folder) as draft:
+        with _resumable_draft(folder) if resumable else _locked_draft(folder) as draft:
             build(draft)
             _seal(draft)
             _move(draft, folder)
@@ -111,10 +121,40 @@ def _locked_draft(folder: Path) -> Iterator[Path]:
             _remove_draft(draft)
 
 
+@contextmanager
+def _resumable_draft(folder: Path) -> Iterator[Path]:
+    """The draft of `folder` that a process left when it was killed, or a new one; locked by this process.
+
+    It is removed on exit, also if there is something wrong with what was read or the disk is full, but not on a signal. While
+    another process writes it, a second process writes a draft of its own.
+    """
+    draft = folder.parent / f".{folder.name}{UNFINISHED}"
+    with open(f"{draft}{LOCK}", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = bool(os.fstat(lock.fileno()).st_nlink)  # unless it was removed between its creation and its lock
+        except BlockingIOError:
+            is_ours = False
+        if not is_ours:
+            with _locked_draft(folder) as another:
+                yield another
+            return
+        os.utime(lock.fileno())
+        draft.mkdir(exist_ok=True)
+        try:
+            yield draft
+        except (InputError, WriteError, OSError):
+            _remove_draft(draft)
+            raise
+        _remove_draft(draft)
+
+
 def _remove_abandoned(cache: Path) -> None:
-    """Remove the drafts of dead processes: those whose lock is free."""
+    """Remove the drafts of dead processes: those whose lock is free, and resumable ones only if they are old."""
     for path in cache.glob(f".*{LOCK}"):
         try:
+            if path.name.endswith(UNFINISHED + LOCK) and time.time() - path.stat().st_mtime < KEPT_SECONDS:
+                continue
             # NFS can lock only files that are open for writing.
             lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
             try:

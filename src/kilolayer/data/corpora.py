@@ -17,6 +17,7 @@ from typing import Any
 
 from kilolayer import config as configuration
 from kilolayer.config import bounded, check
+from kilolayer.data.file_facts import known
 from kilolayer.data.filters import FilterConfig
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.parallel import LANGUAGE, Direction, ParallelText, count_filled, misaligned, pair_name, split_columns
@@ -357,7 +358,7 @@ class _Finder:
 
     def __init__(self, base: Path, declared: Sequence[Direction], directions: Sequence[Direction], cache: Path | None) -> None:
         self.base, self.declared, self.directions, self.cache = base, declared, directions, cache
-        self._count = lru_cache(maxsize=None)(count_filled)
+        self._count = lru_cache(maxsize=None)(lambda path: known(path, "lines", count_filled, cache))
         self._split = lru_cache(maxsize=None)(split_columns)
 
     def find(self, entries: Sequence[CorpusConfig]) -> Iterator[ParallelText]:

@@ -260,5 +260,5 @@ def _count_bytes(files: tuple[Path, ...], cache: Path) -> int:
         total = sum(len(piece) for piece in TextPart(files).pieces(utf8=False) if piece is not None)
         (draft / "bytes.json").write_text(json.dumps(total))
 
-    folder = built(cache / f"bytes-{content_key(['bytes 1', TextPart(files).identity], files)}", count)
+    folder = built(cache / f"bytes-{content_key(['bytes 1', TextPart(files).identity], files, cache)}", count)
     return read_json(folder / "bytes.json", 1 << 10)

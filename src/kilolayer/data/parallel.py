@@ -128,7 +128,8 @@ def split_columns(path: Path, cache: Path | None) -> dict[str, tuple[Path, int]]
     if cache is None:
         counts = Counter(pair for pair, _ in _languages(path))
         return {pair: (path, count) for pair, count in counts.items()}
-    folder = built(cache / f"columns-{content_key('columns', [path])}", lambda draft: _write_split(path, draft))
+    key = content_key("columns", [path], cache)
+    folder = built(cache / f"columns-{key}", lambda draft: _write_split(path, draft), trust_times=True)
     counts = read_json(folder / "counts.json")
     return {pair: (folder / f"{pair}.tsv", count) for pair, count in counts.items()}
 

@@ -42,8 +42,9 @@ def set_aside(texts: Sequence[ParallelText], shares: Shares, cache: Path) -> dic
     Back-translated text is only trained on.
     """
     sources = [(each.direction.name, each.columns, each.synthetic) for each in texts]
-    key = content_key(["set aside", shares.valid, shares.test, sources], [path for each in texts for path in each.files])
-    folder = built(cache / f"parts-{key}", lambda draft: _write(texts, shares, draft))
+    files = [path for each in texts for path in each.files]
+    key = content_key(["set aside", shares.valid, shares.test, sources], files, cache)
+    folder = built(cache / f"parts-{key}", lambda draft: _write(texts, shares, draft), trust_times=True)
     counts = read_json(folder / "counts.json")
     found: dict[Part, list[ParallelText]] = {part: [] for part in PARTS}
     for number, text in enumerate(texts):

@@ -90,13 +90,16 @@ class Assignment:
     """Assigns each pair to the smallest shape that holds it."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
-        self._sources = np.unique([shape.source for shape in shapes])
-        self._targets = np.unique([shape.target for shape in shapes])
-        self._table = np.full((len(self._sources), len(self._targets)), len(shapes), dtype=np.uint8)
+        sources, targets = np.unique([shape.source for shape in shapes]), np.unique([shape.target for shape in shapes])
+        table = np.full((len(sources), len(targets)), len(shapes), dtype=np.uint8)
         for number, shape in reversed(list(enumerate(shapes))):
-            fits = np.ix_(self._sources <= shape.source, self._targets <= shape.target)
-            self._table[fits] = number
+            table[np.ix_(sources <= shape.source, targets <= shape.target)] = number
+        self.identity = [sources.tolist(), targets.tolist(), table.tolist()]
+        self._table = table.reshape(-1)
+        # The row and the column of every length, looked up because a search takes several times as long.
+        self._row = (np.searchsorted(sources, np.arange(sources[-1] + 1)) * len(targets)).astype(np.uint16)
+        self._column = np.searchsorted(targets, np.arange(targets[-1] + 1)).astype(np.uint16)
 
     def __call__(self, source_lengths: np.ndarray, target_lengths: np.ndarray) -> np.ndarray:
         """uint8 [n]: the shape number of each pair; no pair may exceed the largest shape."""
-        return self._table[np.searchsorted(self._sources, source_lengths), np.searchsorted(self._targets, target_lengths)]
+        return self._table[self._row[source_lengths] + self._column[target_lengths]]

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -32,15 +32,20 @@ TOKEN_TYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 INDEX_TYPE = np.dtype([("start", "<u8"), ("source", "<u4"), ("target", "<u4")])
 
 
+def token_type(vocab_size: int) -> str:
+    """The smallest of TOKEN_TYPES that holds all tokens of a vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
 class PairWriter:
     """Writes the token files of a folder from a stream of pairs."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, mode: Literal["wb", "ab"] = "wb") -> None:
         self.folder, self.vocab_size = folder, vocab_size
-        self.dtype = "uint16" if vocab_size <= 1 << 16 else "uint32"
+        self.dtype = token_type(vocab_size)
         self.pairs = self.tokens = 0
         self._digest = hashlib.sha256()
-        self._files = [open(folder / name, "wb") for name in (TOKENS, INDEX)]  # noqa: SIM115  closed in __exit__
+        self._files = [open(folder / name, mode) for name in (TOKENS, INDEX)]  # noqa: SIM115  closed in __exit__
 
     def append(self, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]]) -> None:
         """Add pairs of id sequences."""
@@ -91,12 +96,12 @@ class TokenPairs:
             self.pairs, total, self.vocab_size = (int(description[name]) for name in ("pairs", "tokens", "vocab_size"))
             self.report = FilterReport(**{name: int(count) for name, count in description["report"].items()})
             self.digest = str(description["digest"])  # identifies the pairs, wherever the folder is
-            token_type = TOKEN_TYPES[description["dtype"]]
+            stored_type = TOKEN_TYPES[description["dtype"]]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise damaged(folder, DESCRIPTION) from None
         self._maps: list[mmap.mmap] = []
         self._open: dict[str, KeptFile] = {}
-        self.tokens = self._map(TOKENS, token_type, total)
+        self.tokens = self._map(TOKENS, stored_type, total)
         self.index = self._map(INDEX, INDEX_TYPE, self.pairs)
 
     @property
@@ -142,6 +147,12 @@ class TokenPairs:
         spans = np.stack([index["start"], lengths], axis=1) * np.uint64(self.tokens.itemsize)
         index["start"] = np.cumsum(lengths) - lengths
         return np.frombuffer(self._open[TOKENS].read_spans(spans.tolist()), self.tokens.dtype), index
+
+    def read_index(self, begin: int, end: int) -> np.ndarray:
+        """The index entries of consecutive pairs, copied out of the file; mapping it would bring many pages around them."""
+        self.keep_open()
+        span = begin * INDEX_TYPE.itemsize, (end - begin) * INDEX_TYPE.itemsize
+        return np.frombuffer(self._open[INDEX].read_spans([span]), INDEX_TYPE)
 
     def keep_open(self) -> None:
         """Open the files that `fetch` reads, so that they can be deleted, moved or replaced safely."""

@@ -6,15 +6,21 @@ was cut out of a document, no end token follows it.
 
 from __future__ import annotations
 
-import hashlib
 import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.documents import TextPart
-from kilolayer.data.store import LARGEST_DESCRIPTION, TOKEN_TYPES, TOKENS, KeptFile, damaged
+from kilolayer.data.encoding_processes import available_processes, encode_chunks
+from kilolayer.data.preparation_progress import PreparationProgress
+from kilolayer.data.resumable_text import ResumableTextWriter
+from kilolayer.data.store import LARGEST_DESCRIPTION, TOKEN_TYPES, TOKENS, KeptFile, damaged, token_type
 from kilolayer.data.tokenizer import END
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
@@ -22,6 +28,9 @@ from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_json
 
 DESCRIPTION = "text.json"
+CHUNK_BYTES = 1 << 20
+SEVERAL_PROCESSES = 32 << 20
+"""Bytes from which on several processes encode a text: fewer take about as long as the start of a process."""
 
 
 class TokenText:
@@ -59,32 +68,55 @@ class TokenText:
         return np.frombuffer(self._file.read_spans(spans.tolist()), self._type).astype(np.int64)
 
 
-def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path) -> TokenText:
-    """The token file of a text, cached by content."""
-    key = content_key(["text 1", vocabulary.digest, text.identity], text.files)
-    return TokenText(built(cache / f"text-{key}", lambda draft: _write(text, vocabulary, draft)))
+def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path, processes: int | None = None) -> TokenText:
+    """The token file of a text, cached by content.
+
+    processes: how many encode the text; default: one for each core if the text is large. The file does not depend on it, nor on
+    whether a process was killed while it wrote it: the next one continues.
+    """
+    key = content_key(["text 1", vocabulary.digest, text.identity], text.files, cache)
+    count = processes or (1 if _file_bytes(text) < SEVERAL_PROCESSES else available_processes())
+
+    def build(draft: Path) -> None:
+        _write(text, vocabulary, draft, count)
+
+    return TokenText(built(cache / f"text-{key}", build, trust_times=True, resumable=True))
 
 
-def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path) -> None:
-    dtype = "uint16" if vocabulary.vocab_size <= 1 << 16 else "uint32"
-    digest = hashlib.sha256()
-    counts = {"tokens": 0, "bytes": 0, "documents": 0}
-    end = np.array([END])
-    with open(draft / TOKENS, "wb") as file:
+class TextChunk(NamedTuple):
+    """Pieces of text with None after each document, their bytes, and the number of documents that begin in them."""
 
-        def put(tokens: np.ndarray) -> None:
-            data = tokens.astype(TOKEN_TYPES[dtype]).tobytes()
-            digest.update(data)
-            file.write(data)
-            counts["tokens"] += len(tokens)
+    pieces: list[bytes | None]
+    bytes: int
+    documents: int
 
-        put(end)
-        inside = False
-        for piece in text.pieces(utf8=vocabulary.utf8):
-            put(end if piece is None else vocabulary.encode(piece))
-            counts["bytes"] += len(piece or b"")
-            counts["documents"] += piece is not None and not inside
-            inside = piece is not None
+
+@dataclass(frozen=True)
+class TextEncoder:
+    """Encodes chunks: the tokens of each piece, and an end token after each document."""
+
+    vocabulary: TextVocabulary
+
+    def __call__(self, chunk: TextChunk) -> tuple[np.ndarray, int, int]:
+        """Tokens, uint32 [n], and the chunk's bytes and documents."""
+        end = np.array([END])
+        tokens = [end if piece is None else self.vocabulary.encode(piece) for piece in chunk.pieces]
+        return np.concatenate(tokens).astype(np.uint32), chunk.bytes, chunk.documents
+
+
+def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path, processes: int) -> None:
+    dtype = token_type(vocabulary.vocab_size)
+    with ResumableTextWriter(draft, dtype) as writer:
+        progress = PreparationProgress(text.files[0].name, _file_bytes(text), writer.counts["bytes"], "byte")
+        left = islice(_chunks(text.pieces(utf8=vocabulary.utf8)), writer.counts["chunks"], None)
+        try:
+            for encoded in encode_chunks(TextEncoder(vocabulary), left, processes):
+                writer.append(*encoded)
+                progress.show(writer.counts["bytes"])
+        finally:
+            progress.end()
+        writer.complete()
+        counts = {name: writer.counts[name] for name in ("tokens", "bytes", "documents")}
     if not counts["bytes"]:
         held_out = text.start > 0 or text.stop is not None
         raise InputError(
@@ -92,5 +124,28 @@ def _write(text: TextPart, vocabulary: TextVocabulary, draft: Path) -> None:
             where=", ".join(map(str, text.files[:3])),
             fix="give more text, or raise text.valid_share and text.test_share" if held_out else "give files with text",
         )
-    description = {**counts, "dtype": dtype, "digest": digest.hexdigest()}
+    description = {**counts, "dtype": dtype, "digest": writer.digest.hexdigest()}
     (draft / DESCRIPTION).write_text(json.dumps(description, indent=1))
+
+
+def _chunks(pieces: Iterator[bytes | None]) -> Iterator[TextChunk]:
+    """Group pieces into chunks of at least CHUNK_BYTES; the first begins with the end of a document that is not there."""
+    some: list[bytes | None] = [None]
+    size = documents = 0
+    inside = False
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece or b"")
+        documents += piece is not None and not inside
+        inside = piece is not None
+        if size >= CHUNK_BYTES:
+            yield TextChunk(some, size, documents)
+            some, size, documents = [], 0, 0
+    if some:
+        yield TextChunk(some, size, documents)
+
+
+def _file_bytes(text: TextPart) -> int:
+    """The size of the text, estimated by that of its files."""
+    total = sum(path.stat().st_size for path in text.files)
+    return (total if text.stop is None else text.stop) - text.start

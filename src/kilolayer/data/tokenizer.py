@@ -299,7 +299,7 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
     uses = [(text.direction.name, text.columns) for text in texts]
     rates = [[str(each.rate) for each in sides] for sides in samples.values()]
     settings = [dataclasses.asdict(config), tags, uses, rates, sentencepiece.__version__]
-    key = content_key(settings, [file for text in texts for file in text.files])
+    key = content_key(settings, [file for text in texts for file in text.files], cache)
 
     def build(draft: Path) -> None:
         for name, sides in samples.items():

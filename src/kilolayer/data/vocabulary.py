@@ -176,7 +176,7 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         # ends the process if a required character does not occur at all.
         (draft / SHARED_FILE).write_bytes(model if Tokenizer(model).has_space else train(" "))
 
-    folder = built(cache / f"tokenizer-{content_key(settings, text.files)}", build)
+    folder = built(cache / f"tokenizer-{content_key(settings, text.files, cache)}", build)
     return PieceVocabulary.load(folder / SHARED_FILE, f"delete {folder}; it will be created again")
 
 

@@ -167,6 +167,11 @@ class WordPieceVocabulary:
         self.byte_lengths = np.array([len(piece.encode()) for piece in ordinary], np.int64)
         self.digest = hashlib.sha256(self._library.to_str().encode()).hexdigest()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled vocabulary; the library's pickle forgets this setting."""
+        self.__dict__.update(state)
+        self._library.encode_special_tokens = True
+
     @classmethod
     def load(cls, path: Path) -> WordPieceVocabulary:
         """Load from a tokenizer.json, or from a folder with one or with a vocab.txt."""

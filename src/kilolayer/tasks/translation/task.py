@@ -153,7 +153,7 @@ class TranslationTask(Task[TranslationConfig]):
 
     def training_batches(self, seed: int) -> Batches:
         """Endless shuffled batches of all directions. Validations then use the same shapes."""
-        batches = Batches(self._training_pairs, self.config.batches, seed)
+        batches = Batches(self._training_pairs, self.config.batches, seed, self.cache)
         self.shapes = batches.shapes
         return batches
 
