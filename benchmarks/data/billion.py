@@ -61,7 +61,7 @@ def start(folder: Path, corpora: int, whole: bool) -> dict[str, Any]:
     """Start in the middle of an epoch, and read 100 batches."""
     begun, cpu = time.perf_counter(), time.process_time()
     mixture = Mixture([Part(TokenPairs(folder / str(number))) for number in range(corpora)])
-    options = {"whole": 1 << 31} if whole else {"cache": folder / f"cache{corpora}"}
+    options: dict[str, Any] = {"whole": 1 << 31} if whole else {"cache": folder / f"cache{corpora}"}
     batches = Batches(mixture, BatchConfig(tokens=4096), seed=1, **options)
     batches.load_state({**batches.state(), "index": 300_000 * corpora})
     next(batches)
