@@ -240,7 +240,7 @@ def printed(run: Path, size: int) -> list[list[str]]:
         (2, {}, ["--train.lrr", "1"], "unknown option 'lrr'"),
         (2, {"data": {"test": "missing"}}, [], "missing"),
         (4, {"model": {"moe": {"experts": 6}}}, [], "6 experts cannot be shared evenly by 4 processes"),
-        (2, SAMPLED, [], "samples cannot be drawn while several processes share the experts"),
+        (2, SAMPLED, [], "samples cannot be drawn while several processes share the model"),
     ],
     ids=["option", "text", "experts", "BLEU"],
 )

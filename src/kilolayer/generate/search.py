@@ -17,7 +17,7 @@ from kilolayer.generate.static_beam import static_beam_search
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.moe.shard import expert_group
+from kilolayer.models.shards import group_in_step
 from kilolayer.parallel.collectives import from_first, gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.runtime.reader import EOS, PAD, Reads, Top, without_gaps
@@ -38,8 +38,8 @@ def generate(
 
     source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue.
     indices: the number of each sentence, which seeds its samples; by default 0, 1, 2...
-    Runs without dropout. Padding and start are never generated. Processes that share the experts of a model must all call it,
-    with the same source.
+    Runs without dropout. Padding and start are never generated. Processes that share a model, its experts or its matrices, must all
+    call it, with the same source.
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(
@@ -55,7 +55,7 @@ def generate(
         raise InputError(
             f"row {lengths.index(0)} of the source is only padding", fix="give each sentence at least its end token"
         )
-    group = expert_group(model)
+    group = group_in_step(model)
     if group is not None:
         _check_sharing(source, config, group)
     with in_mode(model, training=False):
@@ -73,15 +73,15 @@ def generate(
 
 
 def _check_sharing(source: Tensor, config: SearchConfig, group: ExpertGroup) -> None:
-    """Raise unless all processes that share the experts search for the same, which they must do step by step together."""
+    """Raise unless all processes that share the model search for the same, which they must do step by step together."""
     if config.method == "sample":
         raise InputError(
-            "samples cannot be drawn while several processes share the experts", fix="use beam search or greedy search"
+            "samples cannot be drawn while several processes share the model", fix="use beam search or greedy search"
         )
     weights = torch.arange(1, source.numel() + 1, device=source.device).view_as(source)
     own = torch.tensor([*source.shape, int((source * weights).sum())], device=group.device)
     if not (gather(own, group) == own).all():
-        raise InputError("the processes that share the experts have different sources", fix="give all of them the same source")
+        raise InputError("the processes that share the model have different sources", fix="give all of them the same source")
 
 
 def _agreed(top: Top, group: ExpertGroup) -> Top:

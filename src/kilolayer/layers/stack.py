@@ -63,9 +63,11 @@ class Stack(nn.Module):
 
     largest_logits: for each layer, two numbers fp32 [] that a forward pass raises to the largest logit of self- and
     cross-attention; None, except while they are measured.
+    gathered_dtype: the dtype of matrices that several processes share, while they are gathered; None if they are not shared.
     """
 
     largest_logits: Sequence[tuple[Tensor, Tensor]] | None = None
+    gathered_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -108,6 +110,8 @@ class Stack(nn.Module):
     @property
     def product_dtype(self) -> torch.dtype:
         """The dtype of matrix products, and so of queries, keys and values; states between layers may be more precise."""
+        if self.gathered_dtype is not None:
+            return self.gathered_dtype
         attention = self.attention_of_ours()
         return next(self.blocks.parameters()).dtype if attention is None else next(attention.output.parameters()).dtype
 

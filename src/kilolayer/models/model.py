@@ -22,6 +22,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.device import check_device, check_dtype
 from kilolayer.models.output import NEVER, ScoreBias
+from kilolayer.models.sharded import is_shard
 from kilolayer.models.trainable import Trainable
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import make_sparsity
@@ -233,7 +234,7 @@ class Model(Trainable):
 
 
 def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -> dict[nn.Parameter, Tensor]:
-    """As `Model.cast_weights`, for any part of a model."""
+    """As `Model.cast_weights`, for any part of a model; shards stay as they are, and are cast when they are gathered."""
     precise = {}
     for module in layers.modules():
         if isinstance(module, Router | PreciseProjection | PreciseConvolution):
@@ -242,7 +243,7 @@ def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -
             module.states_dtype = residual
         own = dtype if isinstance(module, IN_PRODUCTS) else residual
         for parameter in module.parameters(recurse=False):
-            if parameter.dtype != own:
+            if parameter.dtype != own and not is_shard(parameter):
                 precise[parameter] = parameter.data
                 parameter.data = parameter.data.to(own)
     return precise

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.optimizers.base import Part, UpdateRule
+from kilolayer.parallel.group import ExpertGroup
 
 AT_ONCE = 64
 ALIGNMENT = 64  # elements; each tensor's part of a flat buffer starts where wide loads are possible
@@ -21,7 +22,8 @@ class Group:
     """Weights of one dtype with the same rule; each slot of their state, and their masters, are in one flat buffer, in order.
 
     rates: the factor on the learning rate of each weight. of_experts: whether each expert of a sparse model has its own copy of
-    these weights. buffers: [size] each: the slots of the rule by name, and optionally `masters`, `sums` and `weights`.
+    these weights. sharers: the processes among which the weights are divided, each of which has its part here; None if all are
+    whole. of_shards: whether they are divided by FSDP2. buffers: [size] each: the slots of the rule by name, and optionally `masters`, `sums` and `weights`.
     """
 
     names: list[str]
@@ -29,6 +31,8 @@ class Group:
     rule: UpdateRule
     rates: list[float]
     of_experts: bool = False
+    of_shards: bool = False
+    sharers: ExpertGroup | None = None
     starts: list[int] = field(init=False)
     state: dict[str, list[Tensor]] = field(init=False)
     masters: list[Tensor] | None = field(init=False, default=None)

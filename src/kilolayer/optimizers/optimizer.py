@@ -9,13 +9,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.files.tensors import check_alike
+from kilolayer.models.sharded import is_shard
+from kilolayer.models.shards import local, shard_group
 from kilolayer.moe.clip import exact_norm
 from kilolayer.moe.shard import expert_group
 from kilolayer.optimizers.base import AdamKernel, MatrixKernel, Number, Part, UpdateRule
@@ -57,6 +59,7 @@ class Optimizer:
     own rule, with the factors of the recipe on eps and decay.
     kernel: collects gradients, computes their norms and, for rules that it supports, updates; None if there are no kernels.
     waits: whether an update may wait for the device to say if the gradient is finite; if not, it reads nothing.
+    shards: for each sharded weight, this process's rows of it, which share its memory and are what is updated, and the weight.
     """
 
     def __init__(
@@ -76,15 +79,15 @@ class Optimizer:
         weight without a gradient then has the gradient 0.
         """
         self.rule = rule
-        self.groups = _group(model, rule, layer_decay)
-        self.sharing = expert_group(model)
+        self.shards: list[tuple[nn.Parameter, nn.Parameter]] = []
+        self.groups = self._group(model, layer_decay)
         self.device = self.groups[0].weights[0].device
         for group in self.groups:
             if precise is not None and group.weights[0] in precise:
                 group.keep_masters(precise)
-            if sums:
+            if sums and not group.of_shards:  # FSDP2 has summed those of shards over the processes
                 group.keep_sums()
-            if sums and group.masters is None and self.device.type == "cpu":
+            if sums and group.masters is None and self.device.type == "cpu" and not group.of_shards:
                 group.join_weights()
         self.kernel = runtime.update_kernel(self.groups)
         self.waits = self.kernel is None
@@ -102,6 +105,10 @@ class Optimizer:
 
     def collect(self) -> None:
         """Add the gradients of the last backward pass to the sums."""
+        for own, shard in self.shards:
+            if shard.grad is not None:
+                gradient, shard.grad = local(shard.grad), None
+                own.grad = gradient if own.grad is None else own.grad.add_(gradient)
         summed = [group for group in self.groups if group.sums is not None]
         if self.kernel is not None and summed:
             self.kernel.collect()
@@ -112,9 +119,8 @@ class Optimizer:
                 weight.grad = None
 
     def shared_sums(self) -> list[Tensor]:
-        """The gradient sums that all processes add to: all but those of experts that are distributed over the processes."""
-        joint = [group for group in self.groups if self.sharing is None or not group.of_experts]
-        return [group.buffers["sums"] for group in joint if group.sums is not None]
+        """The gradient sums that all processes add to: all but those of weights that are divided among them."""
+        return [group.buffers["sums"] for group in self.groups if group.sharers is None and group.sums is not None]
 
     def clear(self) -> None:
         """Clear all gradients."""
@@ -152,15 +158,14 @@ class Optimizer:
 
     def of_all(self, group: Group, norms: Tensor) -> Tensor:
         """Norms over the weights on all processes, from those over the weights on this process."""
-        if self.sharing is None or not group.of_experts:
+        if group.sharers is None:
             return norms
-        return sum_over(norms.double().square(), self.sharing).sqrt().to(norms.dtype)
+        return sum_over(norms.double().square(), group.sharers).sqrt().to(norms.dtype)
 
     def size_of_all(self, group: Group) -> Tensor:
         """The number of elements of each weight of a group, over all processes that share it: fp64 [weights of the group]."""
-        shares = 1 if self.sharing is None or not group.of_experts else self.sharing.size
-        sizes = [weight.numel() * shares for weight in group.weights]
-        return torch.tensor(sizes, dtype=torch.float64, device=self.device)
+        sizes = torch.tensor([weight.numel() for weight in group.weights], dtype=torch.float64, device=self.device)
+        return sum_over(sizes, group.sharers)
 
     def update(self, scale: Tensor, finite: Tensor, measures: bool = False) -> list[Tensor] | None:
         """Update the weights with the gradients times `scale` if `finite`; otherwise change nothing. Both are tensors [].
@@ -275,6 +280,37 @@ class Optimizer:
                 now.copy_(torch.where(finite, now, old))
         group.round_masters(few)
 
+    def _group(self, model: nn.Module, layer_decay: float) -> list[Group]:
+        """Group the weights by rule, dtype, weight decay, eps, and whether several processes divide them."""
+        members: dict[Hashable, list[tuple[str, nn.Parameter, float]]] = {}
+        made: dict[Hashable, dict[str, Any]] = {}
+        experts = expert_group(model)
+        for name, weight, factors in trained_weights(model, layer_decay):
+            own, kind = self.rule.rule_for(factors, weight.shape)
+            of_shards = is_shard(weight)
+            key = (weight.dtype, factors.is_matrix, factors.of_experts, of_shards, factors.decay, factors.eps, own, kind)
+            if key not in made:
+                sharers = shard_group(weight) if of_shards else experts if factors.of_experts else None
+                made[key] = {
+                    "rule": own.with_factors(factors.decay, factors.eps),
+                    "of_experts": factors.of_experts,
+                    "of_shards": of_shards,
+                    "sharers": sharers,
+                }
+            if of_shards:
+                shard, weight = weight, nn.Parameter(local(weight).detach())
+                self.shards.append((weight, shard))
+            members.setdefault(key, []).append((name, weight, factors.lr))
+        return [
+            Group(
+                [name for name, _, _ in few],
+                [weight for _, weight, _ in few],
+                rates=[rate for _, _, rate in few],
+                **made[key],
+            )
+            for key, few in members.items()
+        ]
+
     def precise(self) -> dict[str, Tensor]:
         """Every trained weight by name, in the highest precision that is held."""
         return {name: each for group in self.groups for name, each in zip(group.names, group.precise, strict=True)}
@@ -295,25 +331,3 @@ class Optimizer:
         check_alike(tensors, ours, where)
         for name, tensor in ours.items():
             tensor.copy_(tensors[name])
-
-
-def _group(model: nn.Module, rule: UpdateRule, layer_decay: float) -> list[Group]:
-    """Group the weights by rule, dtype, weight decay, eps and whether each expert has its own copy."""
-    members: dict[Hashable, list[tuple[str, nn.Parameter, float]]] = {}
-    rules: dict[Hashable, tuple[UpdateRule, bool]] = {}
-    for name, weight, factors in trained_weights(model, layer_decay):
-        own, kind = rule.rule_for(factors, weight.shape)
-        key = (weight.dtype, factors.is_matrix, factors.of_experts, factors.decay, factors.eps, own, kind)
-        members.setdefault(key, []).append((name, weight, factors.lr))
-        if key not in rules:
-            rules[key] = own.with_factors(factors.decay, factors.eps), factors.of_experts
-    return [
-        Group(
-            [name for name, _, _ in few],
-            [weight for _, weight, _ in few],
-            rules[key][0],
-            [rate for _, _, rate in few],
-            rules[key][1],
-        )
-        for key, few in members.items()
-    ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -37,8 +36,8 @@ class Runtime:
         """The model with this runtime: a second model that shares all modules and weights."""
         if runtime_of(model) is self:
             return model
-        bound = copy.copy(model)
-        vars(bound)["runtime"] = self
+        bound = object.__new__(type(model))  # copy.copy would call the constructor of a class that FSDP2 has changed
+        vars(bound).update(vars(model) | {"runtime": self})
         return bound
 
     def training_form(

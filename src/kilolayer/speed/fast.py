@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from typing import TypeVar, cast
 
@@ -80,8 +79,8 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
     parts = {name: None if part is None else fast_form(part, recompute) for name, part in module._modules.items()}
     if all(part is module._modules[name] for name, part in parts.items()):
         return module
-    form = copy.copy(module)
-    form._modules = parts
+    form = object.__new__(type(module))  # copy.copy would call the constructor of a class that FSDP2 has changed
+    vars(form).update(vars(module) | {"_modules": parts})
     return form
 
 

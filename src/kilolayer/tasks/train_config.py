@@ -100,6 +100,12 @@ class TrainConfig:
     recompute: Literal["none", "selective", "layer"] = "none"
     """What the backward pass recomputes to save memory (activation checkpointing): nothing, cheap operations, or each layer
     from its input."""
+    shard: Literal["none", "full", "hybrid"] = "none"
+    """What several processes share: nothing, so that each holds the whole model and its optimizer; full: each holds its part of
+    every matrix, of its gradient and of its optimizer's state (FSDP2); hybrid: full within each machine, copies between them."""
+    shard_unit: int = bounded(1, least=1, most=10**6)
+    """Layers whose matrices are gathered together when they are computed: several take more memory, and less time in a deep
+    model."""
     eager: bool = False
     """On a GPU, run without compiled layers and CUDA graphs: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -156,6 +162,18 @@ class TrainConfig:
                 fix="set clip_norm, such as 1.0",
                 unused="clip",
                 beside=("clip_norm",),
+            )
+        if self.shard_unit != 1 and self.shard == "none":
+            raise UnusedOptionError(
+                "shard_unit has no effect on a model that is not sharded",
+                fix='set shard = "full"',
+                unused="shard_unit",
+                beside=("shard",),
+            )
+        if self.shard != "none" and not (self.rule.elementwise and self.rule.applied_by is None):
+            raise OptionError(
+                f"{self.rule.title} needs whole matrices, and each process would hold only some rows of them",
+                fix='use another optimizer, such as adamw, or leave shard at "none"',
             )
         if self.patience and not self.save_best:
             raise UnusedOptionError(

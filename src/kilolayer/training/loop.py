@@ -309,10 +309,10 @@ def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop)
     """Run the task's validation. A signal to one of several processes raises `Stopped` on all of them.
 
     The processes exchange their signals before each run of the recorder and once at the end. A process that a signal interrupts
-    between two exchanges takes part in one more, which is the next one of the others. Processes that share experts always run
-    in step.
+    between two exchanges takes part in one more, which is the next one of the others. Processes that share experts or matrices
+    always run in step.
     """
-    processes, together = trainer.processes, trainer.placement.shared
+    processes, together = trainer.processes, trainer.placement.together
     agreed = False
 
     def raise_if_stopped() -> None:
@@ -325,7 +325,7 @@ def _measure(trainer: Trainer, stepper: Stepper, recorder: Recorder, stop: Stop)
 
     recorder.before_run = raise_if_stopped if processes.size > 1 else None
     try:
-        with nullcontext() if together else stop.raising_at_once():
+        with trainer.placement.callable_in_parts(), nullcontext() if together else stop.raising_at_once():
             measured = trainer.task.validate(stepper.form, trainer.config.valid_sentences, recorder)
     except Stopped:
         if not agreed:

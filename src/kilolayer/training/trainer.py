@@ -113,7 +113,15 @@ class Trainer:
             torch.set_num_threads(config.threads)
         self.device = self.processes.own_device(choose_device(config.device))
         torch.manual_seed(config.seed)
-        self.placement = Placement(run.config.model, self.processes, self.device, config.seed)
+        self.placement = Placement(
+            run.config.model,
+            self.processes,
+            self.device,
+            config.seed,
+            shard=config.shard,
+            unit=config.shard_unit,
+            dtype=DTYPES.get(config.precision),
+        )
         self.model = self.placement.model.train()
         if config.freeze == "experts":
             freeze_experts(self.model)

@@ -1,0 +1,211 @@
+"""Matrices in shards: each of several processes holds some rows of every matrix, and FSDP2 gathers those of a layer to compute it.
+
+    gathered = all_gather(rows),    rows.grad = reduce_scatter(gathered.grad)
+
+Norms, biases of norms, scales and routers, which are small, stay whole on each process, and so do the experts that it holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from kilolayer.errors import OptionError
+from kilolayer.layers.convolution import PreciseConvolution
+from kilolayer.layers.initialize import KeyedGenerator, reset
+from kilolayer.layers.projection import PreciseProjection
+from kilolayer.layers.stack import Stack
+from kilolayer.models.model import IN_PRODUCTS, Model
+from kilolayer.models.sharded import is_shard, plain_class
+from kilolayer.moe.experts import ExpertProjection
+from kilolayer.moe.router import Router
+from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.heartbeat import begin_collective
+from kilolayer.terminal import counted
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+# torch 2.13 has new names, and warns of the old ones.
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def shard_mesh(group: ExpertGroup, *, hybrid: bool) -> DeviceMesh:
+    """All processes of the group, which share every matrix; hybrid: those of one machine do, and machines have copies."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    kind = group.device.type
+    if not hybrid:
+        return DeviceMesh.from_group(group.processes, kind, mesh_dim_names=("shard",))
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
+    if here == group.size or group.size % here:
+        raise OptionError(
+            f"hybrid shards need several machines with equally many processes; {here} of {group.size} processes are on this one",
+            where="train.shard",
+            fix='set it to "full"',
+        )
+    ranks = torch.arange(group.size).view(-1, here)
+    backend = dist.get_backend(group.processes)
+    copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=backend)
+    shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=backend)
+    return DeviceMesh.from_group([copies, shards], kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
+
+
+def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None) -> None:
+    """Divide the matrices and tables of a model on the meta device among the processes of a mesh, in place.
+
+    unit: layers that are gathered together. dtype: of the gathered matrices; their shards keep their own dtype, and so do the
+    gradients, which are summed over the processes and not averaged.
+    """
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    deepest = max((len(stack.blocks) for stack in model.stacks()), default=0)
+    if unit > deepest:
+        raise OptionError(
+            f"a unit of {counted(unit, 'layer')} is larger than the deepest stack, which has {deepest}",
+            where="train.shard_unit",
+            fix=f"allowed: 1 to {deepest}",
+        )
+    sharded = set(matrices_of(model))
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
+    )
+    whole = {weight for weight in model.parameters() if weight not in sharded}
+    units = [list(stack.blocks[first : first + unit]) for stack in stacks for first in range(0, len(stack.blocks), unit)]
+    for modules in (*units, [model]):
+        together: Any = modules if len(modules) > 1 else modules[0]
+        fully_shard(together, mesh=mesh, mp_policy=policy, ignored_params=whole)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo can only sum
+            module.set_custom_all_gather(_Gather())  # pyright: ignore[reportArgumentType]
+            module.set_custom_reduce_scatter(_Scatter())  # pyright: ignore[reportArgumentType]
+    for stack in stacks:
+        stack.gathered_dtype = dtype
+
+
+def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights that are divided among processes: those of matrix products and tables, with their biases."""
+    for module in model.modules():
+        if isinstance(module, IN_PRODUCTS) and not isinstance(
+            module, ExpertProjection | Router | PreciseProjection | PreciseConvolution
+        ):
+            yield from module.parameters(recurse=False)
+
+
+@torch.no_grad()
+def materialize_shards(model: Model, device: torch.device) -> None:
+    """Allocate and initialize a sharded model on the meta device: the weights are those of the whole model of the same seed.
+
+    Each process fills one whole module at a time and keeps its rows.
+    """
+    model.to_empty(device=device)
+    for name, module in model.named_modules():
+        shards = {key: weight for key, weight in module._parameters.items() if weight is not None and is_shard(weight)}
+        if not shards:
+            reset(module, KeyedGenerator(model.seed, name))
+            continue
+        whole = object.__new__(plain_class(module))
+        empty = {
+            key: None if each is None else nn.Parameter(torch.empty(each.shape, dtype=each.dtype, device=device), False)
+            for key, each in module._parameters.items()
+        }
+        vars(whole).update(vars(module) | {"_parameters": empty})
+        reset(whole, KeyedGenerator(model.seed, name))
+        for key, shard in shards.items():
+            local(shard).copy_(rows_of(empty[key], shard))
+        for key in module._parameters.keys() - shards.keys():
+            if (own := module._parameters[key]) is not None:
+                own.copy_(empty[key])
+    # Made outside of torch.inference_mode, in which a run may begin with a validation.
+    for unit in units_of(model):
+        unit.unshard()
+        unit.reshard()
+
+
+def units_of(model: nn.Module) -> Iterator[Any]:
+    """The modules that `shard_matrices` has made units of FSDP2, the model first; nothing if it is not sharded."""
+    return (module for module in model.modules() if plain_class(module) is not type(module))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor: its rows of a sharded one, or all of it. It shares their memory."""
+    return tensor.to_local() if is_shard(tensor) else tensor  # pyright: ignore[reportCallIssue]
+
+
+def shard_group(shard: Any) -> ExpertGroup:
+    """The processes that share a sharded tensor."""
+    return ExpertGroup.of(shard.device_mesh.get_group("shard"))
+
+
+def group_in_step(model: nn.Module) -> ExpertGroup | None:
+    """The processes that run each forward pass together, because they share the model's experts or matrices; None: no others."""
+    shard = next((weight for weight in model.parameters() if is_shard(weight)), None)
+    return expert_group(model) if shard is None else shard_group(shard)
+
+
+def row_range(shard: Any) -> range:
+    """The rows of a sharded tensor that this process holds."""
+    group = shard_group(shard)
+    at_once = -(-len(shard) // group.size)
+    first = min(group.rank * at_once, len(shard))
+    return range(first, first + len(local(shard)))
+
+
+def rows_of(whole: Any, shard: Any) -> Tensor:
+    """This process's rows of a whole tensor, which is divided like `shard`."""
+    rows = row_range(shard)
+    return whole[rows.start : rows.stop]
+
+
+def gather_rows(rows: Tensor, shard: Any) -> Tensor:
+    """The whole tensor, on every process, whose rows are divided like those of `shard`; all processes call it."""
+    from torch.distributed.tensor import DTensor
+
+    begin_collective()
+    parts = DTensor.from_local(
+        rows.to(local(shard).device), shard.device_mesh, shard.placements, shape=shard.shape, stride=shard.stride()
+    )
+    return parts.full_tensor()
+
+
+@contextmanager
+def gathered_outside_layers(model: nn.Module) -> Iterator[None]:
+    """A context in which what is outside of the layers, such as tables, is gathered, so that parts of the model can be called."""
+    root = next(units_of(model), None)
+    if root is not None:
+        root.unshard()
+    try:
+        yield
+    finally:
+        if root is not None:
+            root.reshard()
+
+
+class _Counted:
+    """A collective operation of FSDP2, counted for the watchdog."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Counted):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        begin_collective()
+        return ALL_GATHER(output_tensor, input_tensor, group=group, async_op=async_op)
+
+
+class _Scatter(_Counted):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        begin_collective()
+        return REDUCE_SCATTER(output_tensor, input_tensor, op=op, group=group, async_op=async_op)
