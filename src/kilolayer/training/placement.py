@@ -59,7 +59,7 @@ class Placement:
         if shard != "none":
             self._check_shards()
             assert processes.group is not None
-            self.mesh = shard_mesh(processes.group, hybrid=shard == "hybrid")
+            self.mesh = shard_mesh(processes.group, device.type, hybrid=shard == "hybrid")
         self.shares_experts = config.moe is not None and processes.group is not None
         self.model = self._build(dtype)
 
