@@ -11,6 +11,7 @@ process group pretends: values are meaningless, memory is right. Writes OUT/resu
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 import time
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import HashStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -51,7 +53,6 @@ WARM, TIMED = 6, 12
 
 def measure(setting: Setting, processes: Processes, device: torch.device, **train: Any) -> dict[str, Any]:
     """The time of a step and the memory that it needs; what the trainer says tells whether steps are recorded."""
-    torch.cuda.empty_cache() if device.type == "cuda" else None
     usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
     config = TrainConfig(**usual | train)
     dtype = torch.bfloat16 if device.type == "cuda" else None
@@ -89,6 +90,18 @@ def measure(setting: Setting, processes: Processes, device: torch.device, **trai
     return found
 
 
+def measured(*given: Any, **train: Any) -> dict[str, Any]:
+    """`measure`, or why it failed: a row that does not fit must not end the others."""
+    try:
+        return measure(*given, **train)
+    except Exception as error:
+        return {"fault": f"{type(error).__name__}: {error}"[:2000]}
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
 def wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -110,7 +123,7 @@ def main() -> None:
         (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
 
     if "step" in options.parts:
-        store = dist.HashStore()
+        store = HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         one = Processes(dist.group.WORLD)
         if device.type == "cuda":
@@ -118,9 +131,9 @@ def main() -> None:
         for name, setting in (("deep", DEEP), ("wide", WIDE)):
             setting = TINY if options.tiny else setting
             for eager in (False, True):
-                keep(f"{name}, whole{', eager' * eager}", measure(setting, Processes(), device, eager=eager))
+                keep(f"{name}, whole{', eager' * eager}", measured(setting, Processes(), device, eager=eager))
             for unit in (1, 2) if options.tiny else UNITS[name]:
-                row = measure(setting, one, device, shard="full", shard_unit=unit)
+                row = measured(setting, one, device, shard="full", shard_unit=unit)
                 keep(f"{name}, units of {unit}", row)
         dist.destroy_process_group()
     if "memory" in options.parts:
@@ -130,10 +143,7 @@ def main() -> None:
         fake = Processes(dist.group.WORLD)
         setting = TINY if options.tiny else THOUSAND
         for recompute in ("layer", "selective"):
-            try:
-                row = measure(setting, fake, device, shard="full", recompute=recompute)
-            except torch.OutOfMemoryError as error:
-                row = {"fault": str(error).partition(".")[0]}
+            row = measured(setting, fake, device, shard="full", recompute=recompute)
             keep(f"thousand, first of 8, recompute {recompute}", row)
 
 

@@ -113,16 +113,6 @@ def test_every_task(tmp_path: Path, corpus: Path, pool: ProcessPool, task: str) 
     assert_alike(shards, alone)
 
 
-@pytest.mark.slow
-def test_two_modalities(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
-    alone, shards = pair(
-        tmp_path, corpus, 2, make=lambda *given, **tables: new_run_of("masked_lm", *given, **tables), model={"multiway": 2}
-    )
-    assert train(alone, task_of(alone)) == 0
-    on(pool, 2, shards)
-    assert_alike(shards, alone)
-
-
 @pytest.mark.parametrize("make", [new_text_run, pytest.param(new_run, marks=pytest.mark.slow)])
 def test_compiled_layers_gather_shards(tmp_path: Path, corpus: Path, pool: ProcessPool, make: Any) -> None:
     alone, shards = pair(tmp_path, corpus, 2, make=make, train={"layers_every": 0})

@@ -8,6 +8,7 @@ Norms, biases of norms, scales and routers, which are small, stay whole on each 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,8 @@ def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dt
             where="train.shard_unit",
             fix=f"allowed: 1 to {deepest}",
         )
+    # Of outputs that are views, which no layer of ours changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     sharded = set(matrices_of(model))
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False

@@ -151,7 +151,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.run.runtime,
         trainer.task.device_work,
     )
-    validation = stepper.recorder.sharing_pool("validation runs")
+    # A validation keeps tables gathered from its first run to its last, and the next one elsewhere in memory.
+    validation = Recorder(trainer.device) if trainer.placement.together else stepper.recorder.sharing_pool("validation runs")
     # A validation that was interrupted by a signal before the run was resumed.
     _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
