@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
