@@ -11,14 +11,16 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.config import merge
+from kilolayer.config import build, merge
 from kilolayer.errors import OptionError, UnusedOptionError
+from kilolayer.probe.diagnose import diagnose
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_runs import LAYERED, last_checkpoint, new_run, new_run_of, new_text_run, task_of
+from tests.fixtures.small_runs import LAYERED, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
 from tests.training import shared_runs
 from tests.training.test_processes import EVENED, ROUTED, SMOOTH, assert_alike
 
@@ -154,6 +156,19 @@ def test_they_validate_by_translations_as_one_process_does(tmp_path: Path, corpu
     assert all("bleu" in row for row in read_metrics(shards.folder) if row["kind"] == "valid")
 
 
+@pytest.mark.slow
+def test_they_start_from_a_run_of_another_task(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    start = new_run_of("masked_lm", tmp_path / "start", corpus, train={"steps": 3})
+    assert train(start, task_of(start)) == 0
+    origin = {"start_from": str(start.folder)}
+    alone, shards = pair(
+        tmp_path, corpus, 2, make=lambda *given, **tables: new_run_of("classify", *given, **tables), train=origin
+    )
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards)
+    assert_alike(shards, alone)
+
+
 def test_no_process_holds_the_whole(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
     _, shards = pair(tmp_path, corpus, 4)
     on(pool, 4, shards, shared_runs.check_parts)
@@ -185,3 +200,8 @@ def test_units_and_machines_are_checked(tmp_path: Path, corpus: Path, pool: Proc
     ):
         run = new_run(tmp_path / name, corpus, train=options)
         on(pool, 2, run, shared_runs.check_refused, told)
+
+
+def test_a_sharded_configuration_is_diagnosed_on_one_process(corpus: Path) -> None:
+    config = build(RunConfig, table(corpus, train={"shard": "full", "shard_unit": 2}))
+    assert diagnose(config, steps=1, device="cpu").measured.changes

@@ -59,7 +59,8 @@ def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
     backend = dist.get_backend(group.processes)
     copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=backend)
     shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=backend)
-    return DeviceMesh.from_group([copies, shards], kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
+    groups: Any = [copies, shards]
+    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
 
 
 def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None) -> None:
@@ -130,8 +131,9 @@ def materialize_shards(model: Model, device: torch.device) -> None:
         for key, shard in shards.items():
             local(shard).copy_(rows_of(empty[key], shard))
         for key in module._parameters.keys() - shards.keys():
-            if (own := module._parameters[key]) is not None:
-                own.copy_(empty[key])
+            own, filled = module._parameters[key], empty[key]
+            if own is not None and filled is not None:
+                own.copy_(filled)
     # Made outside of torch.inference_mode, in which a run may begin with a validation.
     for unit in units_of(model):
         unit.unshard()
@@ -143,9 +145,9 @@ def units_of(model: nn.Module) -> Iterator[Any]:
     return filter(is_unit, model.modules())
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """What this process holds of a tensor: its rows of a sharded one, or all of it. It shares their memory."""
-    return tensor.to_local() if is_shard(tensor) else tensor  # pyright: ignore[reportCallIssue]
+    return tensor.to_local() if is_shard(tensor) else tensor
 
 
 def shard_group(shard: Any) -> ExpertGroup:

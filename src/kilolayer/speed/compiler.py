@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
@@ -81,7 +81,7 @@ def _own_copy(kind: LayerKind, recompute: Recompute) -> RunLayer:
 
 def kind_of(layer: Block | Ways) -> LayerKind:
     """The kind of a layer."""
-    return (MultiwayBlock, False) if isinstance(layer, Ways) else (plain_class(layer), layer.is_sparse)
+    return (MultiwayBlock, False) if isinstance(layer, Ways) else (cast("type[Block]", plain_class(layer)), layer.is_sparse)
 
 
 def function_of(kind: LayerKind) -> RunLayer:

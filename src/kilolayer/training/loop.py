@@ -245,7 +245,10 @@ def _log_start(trainer: Trainer, progress: Progress) -> None:
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
-        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step")
+        shared = ", matrices in shards" if placement.mesh is not None else ""
+        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step{shared}")
+    elif trainer.config.shard != "none":
+        progress.say("one process is left, which holds the whole model")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
     if not trainer.task.identifies_held_out:
