@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
+from kilolayer.speed.fast import compile_layers, fast_form
 
 STEPS = 3
 
@@ -75,6 +76,22 @@ def check_sharded(group: dist.ProcessGroup, make: Any, recipe: str, unit: int, f
     assert saved.keys() == alone.state_dict().keys()
     for name, tensor in alone.state_dict().items():
         torch.testing.assert_close(saved[name], tensor, rtol=1e-9, atol=1e-11, msg=name)
+
+
+def check_compiled(group: dist.ProcessGroup, recipe: str, unit: int) -> None:
+    """Steps of a fast form with compiled layers."""
+    warnings.simplefilter("ignore")  # the compiler's own, for its developers
+    generator = torch.Generator().manual_seed(5)
+    batches = [torch.randint(1, 13, (8, 5), generator=generator) for _ in range(STEPS)]
+    model = kl.fully_shard(native(recipe), unit=unit, mesh=DeviceMesh.from_group(group, "cpu"))
+    form = fast_form(model)
+    compile_layers(form, "aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    found = train(form, [batch[group.rank() :: group.size()] for batch in batches])
+    # One for each kind of layer; in units of several layers, the first steps compile each once more.
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if unit == 1 else 4)
+    torch.testing.assert_close(found, train(native(recipe), batches), rtol=1e-10, atol=1e-12)
 
 
 def check_refusals(group: dist.ProcessGroup, folder: str) -> None:

@@ -40,6 +40,12 @@ def test_units_of_several_layers(
     pool.run(sharded_models.check_sharded, processes, make, recipe, unit, str(tmp_path))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("recipe", "unit"), [("deepnorm", 1), ("pre_ln", 2), ("rezero", 1)])
+def test_compiled_layers_of_shards_train_what_one_process_trains(pool: ProcessPool, recipe: str, unit: int) -> None:
+    pool.run(sharded_models.check_compiled, 2, recipe, unit)
+
+
 def test_what_cannot_be_sharded_or_saved_is_refused(pool: ProcessPool, tmp_path: Path) -> None:
     pool.run(sharded_models.check_refusals, 2, str(tmp_path))
 

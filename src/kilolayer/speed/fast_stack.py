@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.cache import Cache, KeyCache
 from kilolayer.layers.context import AttentionContext, Sequences
+from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
-from kilolayer.models.sharded import is_unit, plain_class
+from kilolayer.models.sharded import is_shard, is_unit, plain_class
 from kilolayer.speed.compiler import (
     LayerKind,
     Recompute,
@@ -157,17 +158,24 @@ class FastStack(Stack):
         return found
 
     def _norms_that_follow(self, blocks: list[Block | Ways], reasons: list[str | None]) -> list[Following]:
-        """For each layer, the first norm of the next one; None if the next one reads more than the output of this one.
+        """For each layer, the first norm of the next one; None if the next one reads more than the output of this one, or has it
+        gathered only when it runs.
 
         The last layer, and a layer below one that runs as a plain module, get the first norm available. Its result is not
         used, but all layers then have the same form and share one compiled layer.
         """
-        if self.recompute == "layer" or not isinstance(self.stream, Latest):
+        if self.recompute == "layer" or not isinstance(self.stream, Latest) or self._gathers_norms():
             return [None] * len(self.blocks)
         served = {index: block for index, block in enumerate(blocks) if reasons[index] is None}
         norms = {index: opening_norms(block) for index, block in served.items()}
         spare = next((norm for norm in norms.values() if norm is not None), None)
         return [norms.get(index, spare) for index in range(1, len(self.blocks) + 1)]
+
+    def _gathers_norms(self) -> bool:
+        """Whether FSDP2 shards the norms too, as `kl.fully_shard` does, and not matrices alone."""
+        first = self.blocks[0]
+        norms = (module for module in first.modules() if isinstance(module, Norm)) if is_unit(first) else ()
+        return any(is_shard(weight) for norm in norms for weight in norm.parameters())
 
     def _draw_seeds(self, reasons: list[str | None], device: torch.device) -> Tensor | None:
         """Draw the dropout seeds of a forward pass: int64 [layers, sublayers, DRAWS]; None without dropout.
@@ -189,11 +197,17 @@ class FastStack(Stack):
         return attention is not None and can_run_short_attention(device, self.product_dtype, longest, attention.head_dim)
 
 
-def _run_gathered(run: RunLayer, layer: nn.Module, block: Block | Ways, *inputs: Any) -> tuple[State, Routing | None]:
+def _run_gathered(run: RunLayer, layer: nn.Module, block: Block | Ways, x: State, *inputs: Any) -> tuple[State, Routing | None]:
     """`run` in a call of the layer, around which FSDP2's hooks gather its matrices and divide their gradients."""
-    vars(layer)["forward"] = partial(run, block)
+    # The hooks replace the tensors of what they see one by one: two that are the same would become different ones.
+    twice = x.rounded is x.precise
+
+    def forward(x: State) -> tuple[State, Routing | None]:
+        return run(block, x._replace(rounded=x.precise) if twice else x, *inputs)
+
+    vars(layer)["forward"] = forward
     try:
-        return layer(*inputs)
+        return layer(x._replace(rounded=None) if twice else x)
     finally:
         del vars(layer)["forward"]
 
