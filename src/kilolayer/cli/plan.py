@@ -319,7 +319,7 @@ def _held(training: Training, state: str, *, sharded: bool) -> list[tuple[str, s
         "gradients summed over batches and processes": training.sums,
         state: training.optimizer,
         "gathered matrices: tables, two units of layers": training.gathered,
-        "gradients on their way to shards": max(training.scattered, training.scattered_last),
+        "gradients on their way to shards": training.scattered,
     }
     return [(name, human_bytes(size)) for name, size in rows.items() if size]
 

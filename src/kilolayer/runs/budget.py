@@ -44,8 +44,8 @@ RESIDUAL = torch.float32  # dtype of the states between layers, whatever the dty
 class Work:
     """The batch to estimate: `batch` sequences of `length` tokens per side; decoding keeps `beam` hypotheses of each.
 
-    scored: the number of positions per sequence with logits; fewer than `length` in a masked language model. accumulate: batches
-    per step. Each of several processes has its own batches.
+    scored: the number of positions per sequence with logits; fewer than `length` in a masked language model.
+    accumulate: batches per step. Each of several processes has its own batches.
     """
 
     batch: int = 64
@@ -63,7 +63,8 @@ class Work:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes that a batch takes: `kept` for the backward pass, or `recomputed` if it recomputes each layer, and the loss's logits."""
+    """Bytes of a batch: `kept` for the backward pass, or `recomputed` if that recomputes each layer; `logits` is the workspace
+    of the loss."""
 
     kept: int
     recomputed: int
@@ -74,8 +75,8 @@ class Activations:
 class Training(Held):
     """Bytes of a process in training: what it holds of the weights and what belongs to them, and its batch.
 
-    With bf16, the optimizer keeps fp32 masters of whole matrices too; shards are their own. `logits` is the workspace of the
-    loss. In the backward pass gradients are allocated as activations are freed, so the peak has the larger of the two, not both.
+    With bf16, the optimizer keeps fp32 masters of whole matrices too; shards are their own. In the backward pass gradients are
+    allocated as activations are freed, so the peak has the larger of the two, not both.
     """
 
     activations: int
@@ -95,8 +96,7 @@ class Training(Held):
     @property
     def least(self) -> int:
         """Memory that no batch can do without: that at the end of the backward pass."""
-        in_pass = max(self.gathered + self.scattered, self.scattered_last)
-        return self.weights + self.optimizer + self.sums + self.gradients + in_pass
+        return self.weights + self.optimizer + self.sums + self.gradients + self.at_end
 
     def _peak(self, activations: int) -> int:
         first = activations + self.gathered + max(self.logits, self.scattered)

@@ -102,8 +102,8 @@ class Held:
     """Bytes that the process with the largest part of a model holds, without activations.
 
     sums: gradients that are collected over batches or processes. gathered: whole matrices in the dtype of the products: those
-    outside of layers, the unit of layers that is computed, and the next one. scattered: while layers are computed, whole
-    gradients on their way to their shards; scattered_last: the same at the end of the backward pass, when those of tables are.
+    outside of layers, the unit of layers that is computed, and the next one. scattered: in the backward pass, whole gradients
+    on their way to their shards. at_end: what is gathered and scattered at its end, besides the gradients of all shards.
     """
 
     weights: int
@@ -112,7 +112,7 @@ class Held:
     sums: int
     gathered: int
     scattered: int
-    scattered_last: int
+    at_end: int
 
 
 @dataclass(frozen=True)
@@ -170,15 +170,16 @@ class Weights:
             rows = _total(self._all(), shards) // shards
             part = (rows + self.whole) / (self.matrices + self.whole)
         weights = size * cast + PRECISE * (whole + rows)
-        gathered, scattered, scattered_last = self._in_pass(division, size)
+        summed = (cast + whole if collects or processes > 1 else 0) + (rows if collects else 0)
+        gathered, scattered, at_end = self._in_pass(division, size)
         return Held(
             weights=weights,
             gradients=weights,
             optimizer=masters * cast + round(self.state * part) + self.expert_state // processes,
-            sums=PRECISE * (cast + whole) if collects or processes > 1 else 0,
+            sums=PRECISE * summed,
             gathered=gathered,
             scattered=scattered,
-            scattered_last=scattered_last,
+            at_end=at_end,
         )
 
     def sent(self, division: Division, size: int, batches: int) -> Sent:
@@ -205,7 +206,11 @@ class Weights:
         return (matrix for layers in self.layers for layer in layers for matrix in layer)
 
     def _in_pass(self, division: Division, size: int) -> tuple[int, int, int]:
-        """The bytes `gathered`, `scattered` and `scattered_last` of `Held`."""
+        """The bytes `gathered`, `scattered` and `at_end` of `Held`.
+
+        A unit's gradients are copied to an fp32 buffer, which is kept until the next unit's are. At the end the tables follow;
+        they are gathered until then, and so are the first units, whose shards have no gradient yet.
+        """
         shards = division.shards
         if shards == 1:
             return 0, 0, 0
@@ -214,18 +219,18 @@ class Weights:
             for layers in self.layers
             for first in range(0, len(layers), division.unit)
         ]
-        unit, tables = max(units), _total(self.tables, shards)
-        gathered = size * (tables + min(2, len(units)) * unit)
-        return gathered, size * (tables + unit) + PRECISE * unit, (size + PRECISE) * tables + PRECISE * unit
+        unit, tables, first = max(units), _total(self.tables, shards), min(2, len(units))
+        gathered, scattered = size * (tables + first * unit), size * (tables + unit) + PRECISE * unit
+        before = gathered + scattered - PRECISE * (tables + first * unit) // shards
+        return gathered, scattered, max(before, (size + PRECISE) * tables + PRECISE * unit)
 
 
 def weights_of(model: nn.Module, rule: UpdateRule) -> Weights:
     """The weights of a model on the meta device, which has no experts afterwards."""
     matrices = dict.fromkeys(matrices_of(model))
     left = dict(matrices)
-    layers = []
-    for stack in (module for module in model.modules() if isinstance(module, Stack)):
-        layers.append(tuple(_take(left, block) for block in stack.blocks))
+    stacks = [module for module in model.modules() if isinstance(module, Stack)]
+    layers = tuple(tuple(_take(left, block) for block in stack.blocks) for stack in stacks)
     experts = [weight for _, weight in expert_parameters(model)]
     of_products = {
         weight for module in model.modules() if isinstance(module, ExpertProjection) for weight in module.parameters()
@@ -238,7 +243,7 @@ def weights_of(model: nn.Module, rule: UpdateRule) -> Weights:
     for weight in experts:
         weight.data = weight.data[:0]
     state = rule.state_bytes(model)
-    return Weights(tuple(layers), tuple(map(_size, left)), whole, of_experts, norms, state, all_state - state)
+    return Weights(layers, tuple(map(_size, left)), whole, of_experts, norms, state, all_state - state)
 
 
 def _take(left: dict[nn.Parameter, None], block: nn.Module) -> tuple[Matrix, ...]:

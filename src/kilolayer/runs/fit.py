@@ -33,8 +33,8 @@ class Remedy:
 class Fit:
     """memory: bytes of the device. needed: bytes of training as planned. least: bytes that no batch can do without.
 
-    remedies: what fits, if the plan does not, the fastest first: with the fewest batches, and then without recomputing. Then with
-    all matrices shared by more processes: by the fewest with which it fits at all, if it did not, and with no other change.
+    remedies: what fits, if the plan does not, the fastest first: with the fewest batches, and then without recomputing. Then
+    with all matrices shared by more processes: the fewest with which it fits at all, if it did not, and with no other change.
     """
 
     memory: int
