@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.models import shards
+from kilolayer.models.model import Model
 from kilolayer.models.sharded import is_shard
 from kilolayer.models.shards import local
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
-from kilolayer.runs.budget import Work, budget
+from kilolayer.runs.budget import Precision, Work, budget
 from kilolayer.runs.division import Division
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training.guard import Guard
@@ -31,22 +33,25 @@ BETWEEN = 16 << 10
 """Bytes between weights in a buffer, and of numbers."""
 
 
-def check_a_step(group: dist.ProcessGroup, machines: int, precision: str, train: dict[str, Any], model: dict[str, Any]) -> None:
+def check_a_step(
+    group: dist.ProcessGroup, machines: int, precision: Precision, train: dict[str, Any], model: dict[str, Any]
+) -> None:
     """Take a step on the tokens of one batch, and compare what is alive and what is sent with the plan."""
     processes, config, settings = Processes(group), kl.ModelConfig(**model), TrainConfig(**train)
     division = Division(processes.size, settings.shard, settings.shard_unit, machines)
     dtype, batches = DTYPES.get(precision), settings.accumulate
-    tokens = torch.randint(4, 40, (2, 8))
+    tokens = torch.randint(4, 40, (1, 4))  # weights are much more than activations
     parts = (tokens,) * (3 if config.shape == "encoder_decoder" else 2)
     kinds = {"shard": settings.shard, "unit": settings.shard_unit, "dtype": dtype}
     here = {"LOCAL_WORLD_SIZE": str(processes.size // machines)}
     with patch.dict(os.environ, here), LiveTensors() as live:
         built = Placement(config, processes, CPU, 1, **kinds).model.train()
+        assert isinstance(built, Model)
         precise = None if dtype is None else built.cast_weights(dtype)
         optimizer = make_optimizer(built, settings, precise, sums=True)
         del precise
         stepper = Stepper(built, optimizer, settings, Guard(scaled=False), CPU, print, processes=processes)
-        stepper.step([SimpleNamespace(parts=parts, tokens=16)] * batches, 1e-3)
+        stepper.step([Tokens(parts)] * batches, 1e-3)
         between, live.peak = live.bytes, 0
         with Counted() as counted:
             for _ in range(batches):
@@ -72,6 +77,17 @@ def check_a_step(group: dist.ProcessGroup, machines: int, precision: str, train:
     }
     apart = {name: pair for name, pair in pairs.items() if pair[0] != expected[name]}
     assert not apart, f"planned and counted: {apart}; {planned}"
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A batch of token ids."""
+
+    parts: tuple[Tensor, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.parts[-1].numel()
 
 
 class Counted:

@@ -18,6 +18,7 @@ from kilolayer.moe.layer import expert_parameters
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.terminal import counted
 
+Shard = Literal["none", "full", "hybrid"]
 PRECISE = 4
 """Bytes of a number in fp32: of shards, masters, gradient sums, and of what is never rounded."""
 
@@ -31,7 +32,7 @@ class Division:
     """
 
     processes: int = 1
-    shard: Literal["none", "full", "hybrid"] = "none"
+    shard: Shard = "none"
     unit: int = 1
     machines: int = 1
 
