@@ -109,10 +109,12 @@ def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) ->
     assert "does not fit in 4.0 GiB" in told
     assert told.count("It fits with") == len(found["remedies"]) > 0
     assert main([*words, "--memory", "1.1"]) == 0
+    assert "weights, gradients and optimizer alone need" in capsys.readouterr().out
+    assert main([*words, "--memory", "1.7"]) == 0
     told = capsys.readouterr().out
     assert "weights, gradients and optimizer alone need" in told
     assert 'It fits with train.shard = "full" on ' in told
-    assert main([*words, "--train.optimizer", "muon", "--memory", "1.1"]) == 0
+    assert main([*words, "--train.optimizer", "muon", "--memory", "1.6"]) == 0
     assert "train.shard" not in capsys.readouterr().out  # whole matrices are needed
     for bad in ("0", "-1", "x", "nan", "1e9"):
         assert main([*words, "--memory", bad]) == 2

@@ -13,7 +13,7 @@ SMALL = {"shape": "decoder", "layers": 6, "dim": 64, "heads": 4, "ffn_dim": 256,
 TRANSLATOR = SMALL | {"shape": "encoder_decoder", "layers": 3, "ffn_dim": 250}
 
 
-@pytest.mark.parametrize("shard", ["none", "full"])
+@pytest.mark.parametrize("shard", ["full", pytest.param("none", marks=pytest.mark.slow)])
 def test_two_processes_hold_and_send_what_is_planned(pool: ProcessPool, shard: str) -> None:
     pool.run(check_a_step, 2, 1, "bf16", {"shard": shard}, SMALL | {"layers": 8})
 
