@@ -19,10 +19,12 @@ from tests.fixtures.small_runs import last_checkpoint, new_run, record, table
 
 pytestmark = pytest.mark.slow
 
-SPARSE: dict[str, Any] = {
-    "model": {"dropout": 0.1, "moe": {"experts": 4}},
-    "train": {"steps": 40, "save_every": 3, "valid_every": 9, "layers_every": 5},
+TRAIN = {"steps": 40, "save_every": 3, "valid_every": 9, "layers_every": 5}
+FORMS: dict[str, dict[str, Any]] = {
+    "experts": {"model": {"dropout": 0.1, "moe": {"experts": 4}}, "train": TRAIN},
+    "shards": {"model": {"dropout": 0.1}, "train": {**TRAIN, "shard": "full"}},
 }
+"""What the processes share."""
 
 
 STARTED: list[subprocess.Popen[str]] = []
@@ -56,9 +58,14 @@ def wait_for_step(run: Run, step: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return FORMS[request.param]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
-    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **SPARSE)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path, form: dict[str, Any]) -> dict[str, Any]:
+    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     _, told = process.communicate(timeout=60)
     assert process.returncode == 0, told
@@ -67,9 +74,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
 
 @pytest.mark.parametrize("first", [True, False])
 def test_killed_they_start_again_and_end_with_the_same_bits(
-    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], first: bool
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any], first: bool
 ) -> None:
-    run = new_run(tmp_path / "run", corpus, **SPARSE)
+    run = new_run(tmp_path / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
     holder = int((run.folder / "lock").read_text().split()[0])
@@ -82,8 +89,10 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     assert record(run) == undisturbed
 
 
-def test_a_new_run_goes_on_after_a_restart(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
-    (config := tmp_path / "small.toml").write_text(dump(table(corpus, **SPARSE)))
+def test_a_new_run_goes_on_after_a_restart(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any]
+) -> None:
+    (config := tmp_path / "small.toml").write_text(dump(table(corpus, **form)))
     folder = tmp_path / "run"
     process = start(str(config), "--run", str(folder), restarts=1)
     while not (folder / "config.toml").exists():
@@ -105,8 +114,10 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
-    run = new_run(tmp_path / "run", corpus, **SPARSE)
+def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any]
+) -> None:
+    run = new_run(tmp_path / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
     process.send_signal(signal.SIGTERM)
@@ -120,10 +131,10 @@ def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, cor
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
-    tmp_path: Path, corpus: Path, number: signal.Signals
+    tmp_path: Path, corpus: Path, form: dict[str, Any], number: signal.Signals
 ) -> None:
     """With or without a signal to it before."""
-    sections = merge(SPARSE, {"train": {"steps": 100_000}})
+    sections = merge(form, {"train": {"steps": 100_000}})
     run = new_run(tmp_path / "run", corpus, **sections)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
@@ -140,8 +151,10 @@ def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus: Path, frozen: int) -> None:
-    run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0}}))
+def test_one_that_stands_still_is_named_and_ends_the_run(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], frozen: int
+) -> None:
+    run = new_run(tmp_path / "run", corpus, **merge(form, {"train": {"steps": 100_000, "timeout": 4.0}}))
     process = start("--resume", str(run.folder), restarts=0)
     wait_for_step(run, 5, process)
     holder = int((run.folder / "lock").read_text().split()[0])

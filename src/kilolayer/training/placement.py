@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.errors import OptionError
@@ -54,12 +55,11 @@ class Placement:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.config, self.processes, self.device, self.seed = config, processes, device, seed
-        self.shard, self.unit = shard, unit
-        self.mesh = None
+        self.unit, self.mesh = unit, None
         if shard != "none":
             self._check_shards()
-            assert processes.group is not None
-            self.mesh = shard_mesh(processes.group, hybrid=shard == "hybrid")
+            if processes.group is not None:
+                self.mesh = shard_mesh(processes.group, device.type, hybrid=shard == "hybrid")
         self.shares_experts = config.moe is not None and processes.group is not None
         self.model = self._build(dtype)
 
@@ -88,10 +88,11 @@ class Placement:
         shards = self._shards()
         rest = {name: tensor for name, tensor in state.items() if _owner(name) not in shards}
         whole = join_state(self.model, rest) if self.processes.first or self.shares_experts else {}
-        for name in state.keys() - rest.keys():
-            gathered = gather_rows(local(state[name]), shards[_owner(name)])
-            if self.processes.first:
-                whole[name] = gathered.cpu()
+        for name, tensor in state.items():
+            if name not in rest:
+                gathered = gather_rows(local(tensor), shards[_owner(name)])
+                if self.processes.first:
+                    whole[name] = gathered.cpu()
         return whole
 
     def own_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,7 +110,8 @@ class Placement:
             return
         check_fit(self.model, parts, folder)
         for name, tensor in self.model.state_dict().items():
-            local(tensor).copy_(rows_of(parts[name], tensor) if is_shard(tensor) else parts[name])
+            given = parts[name]
+            local(tensor).copy_(rows_of(given, tensor) if is_shard(tensor) and not is_shard(given) else local(given))
 
     def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
         """Set residual scales from a batch. A model whose parts are on several processes is built once more for that: with all
@@ -120,6 +122,7 @@ class Placement:
             return
         if not self.shares_experts:
             precise = self._build(None).train()
+            assert isinstance(precise, Model)
             calibrate(precise, inputs)
             found = precise.state_dict()
             for name, tensor in self.model.state_dict().items():
@@ -162,7 +165,8 @@ class Placement:
         return model
 
     def _check_shards(self) -> None:
-        if self.processes.group is None:
+        # torchrun may have started several before, and go on with one after the others have died.
+        if self.processes.group is None and not dist.is_torchelastic_launched():
             raise OptionError(
                 "there is one process, which has nobody to share the model with",
                 where="train.shard",
