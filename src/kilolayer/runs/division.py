@@ -171,7 +171,7 @@ class Weights:
             rows = _total(self._all(), shards) // shards
             part = (rows + self.whole) / (self.matrices + self.whole)
         weights = size * cast + PRECISE * (whole + rows)
-        summed = (cast + whole if collects or processes > 1 else 0) + (rows if collects else 0)
+        summed = cast + whole + rows if collects or processes > 1 else 0
         gathered, scattered, at_end = self._in_pass(division, size)
         return Held(
             weights=weights,
