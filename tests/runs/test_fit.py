@@ -21,8 +21,8 @@ def planned(batch: int) -> Budget:
     return budget(CONFIG, Work(batch, 128))
 
 
-def fitted(memory: int, batch: int = 100, **options: bool) -> Fit:
-    return fit(planned(batch), memory, planned, **options)
+def fitted(memory: int, batch: int = 100, *, recompute: bool = False) -> Fit:
+    return fit(planned(batch), memory, planned, recompute=recompute)
 
 
 def peak(batch: int, recompute: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from torch import nn
 
+from kilolayer import hints
 from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.stack import Stack
 from kilolayer.models.config import ModelConfig
@@ -48,7 +49,7 @@ class Division:
         elif self.machines != 1:
             raise UnusedOptionError(
                 f"the number of machines makes no difference to train.shard = {self.shard!r}",
-                where="--machines",
+                where=hints.argument("machines"),
                 fix='remove it, or set train.shard to "hybrid"',
             )
         if self.shard != "none":
@@ -57,18 +58,19 @@ class Division:
         if moe is not None and moe.experts % self.processes:
             raise OptionError(
                 f"{counted(moe.experts, 'expert')} cannot be shared evenly by {counted(self.processes, 'process')}",
-                where="--processes",
+                where=hints.argument("processes"),
                 fix="give a number that divides them",
             )
 
     def _check_machines(self) -> None:
         here, left = divmod(self.processes, self.machines)
+        several = hints.argument("processes", 16)
         if self.machines == 1 or left or here < 2:
             raise OptionError(
                 f"hybrid shards need several machines with equally many processes, at least 2, on each; "
                 f"these are {counted(self.processes, 'process')} on {counted(self.machines, 'machine')}",
                 where="train.shard",
-                fix='say how many there are, such as --processes 16 --machines 2, or set it to "full"',
+                fix=f'say how many there are, such as {several} {hints.argument("machines", 2)}, or set it to "full"',
             )
 
     def _check_shards(self, config: ModelConfig | TrainableConfig) -> None:
@@ -76,7 +78,7 @@ class Division:
             raise OptionError(
                 "there is one process, which has nobody to share the model with",
                 where="train.shard",
-                fix='say how many processes there are: --processes 8; or set it to "none"',
+                fix=f'say how many processes there are: {hints.argument("processes", 8)}; or set it to "none"',
             )
         if isinstance(config, TrainableConfig):
             raise OptionError(
