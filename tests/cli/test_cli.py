@@ -114,6 +114,28 @@ def test_plan_shows_what_a_recipe_changes_in_training(capsys: pytest.CaptureFixt
     assert kl.recipes.find("complete_p").training in capsys.readouterr().out
 
 
+def test_plan_shows_what_each_of_several_processes_holds_and_sends(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["plan", "--model.dim", "64", "--model.heads", "4", "--model.layers", "2"]
+    machines = ["--machines", "2", "--bandwidth", "50", "--bandwidth-inside", "400"]
+    plans = {}
+    for shard, words in {"none": ["--bandwidth", "50"], "full": [], "hybrid": machines}.items():
+        typed = [*small, "--processes", "8", "--train.shard", shard, *words]
+        assert main(typed) == 0
+        shown = capsys.readouterr().out
+        assert "Training memory of each of 8 processes" in shown
+        assert ("gathered matrices" in shown) == (shard != "none")
+        assert ("between machines" in shown) == (shard == "hybrid")
+        assert ("time, if nothing is computed meanwhile" in shown) == bool(words)
+        assert main([*typed, "--json"]) == 0
+        plans[shard] = json.loads(capsys.readouterr().out)
+    assert [plan["division"]["shards"] for plan in plans.values()] == [1, 8, 4]
+    none, full, hybrid = (plan["training_memory"]["peak_recomputed"] for plan in plans.values())
+    assert full < hybrid < none
+    sent = plans["hybrid"]["sent"]
+    inside, between = sent["gathers"] + sent["scatters"], sent["copies"] + sent["sums"]
+    assert sent["seconds"] == pytest.approx(inside / 400e9 + between / 50e9)
+
+
 def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--model.shape", "decoder", "--model.layers", "2", "--model.moe.experts", "8"]) == 0
     shown = capsys.readouterr().out
@@ -223,6 +245,15 @@ MISTAKES = {
     "train --top_k 2": "with its table: --model.moe.top_k, --search.top_k",
     "plan --batch 0": "must be 1 to",
     "plan --length 99999999999": "must be 1 to",
+    "plan --train.shard full": "--processes 8",
+    "plan --train.shard hybrid --processes 8": "--machines 2",
+    "plan --train.shard hybrid --processes 9 --machines 2": "9 processes on 2 machines",
+    "plan --train.shard full --processes 8 --machines 2": 'set train.shard to "hybrid"',
+    "plan --train.shard full --processes 8 --train.shard_unit 99": "allowed: 1 to",
+    "plan --model.moe.experts 8 --processes 3": "8 experts cannot be shared evenly by 3 processes",
+    "plan --bandwidth 50": "one process sends nothing",
+    "plan --processes 8 --bandwidth 50 --bandwidth-inside 400": "train.shard",
+    "plan --processes 8 --bandwidth 0": "not a number of GB per second",
     "plan --model.layers 3 --model.encoder_layers 4 --model.decoder_layers 5": "layers=3 has no effect",
     "train --task causal_lm": "--task cannot be set on the command line",
     "translate runs/none in.txt": "kilolayer translate RUN < in.txt",

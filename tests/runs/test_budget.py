@@ -162,9 +162,11 @@ def test_dropout_masks_of_experts_are_counted() -> None:
 def test_optimizer_and_precision() -> None:
     config = small("decoder")
     single, half = budget(config, WORK), budget(config, Work(3, 10, 2, "bf16"))
-    count = single.parameters
+    count, model = single.parameters, kl.build_model(config)
     assert (single.training.weights, single.training.gradients, single.training.optimizer) == (4 * count, 4 * count, 8 * count)
-    assert (half.training.weights, half.training.gradients, half.training.optimizer) == (2 * count, 2 * count, 12 * count)
+    masters = sum(weight.nbytes for weight in model.cast_weights(torch.bfloat16).values())
+    weights = sum(weight.nbytes for weight in model.parameters())
+    assert (half.training.weights, half.training.gradients, half.training.optimizer) == (weights, weights, 8 * count + masters)
     # Products are halved, the residual stays.
     assert 0.5 < half.training.activations / single.training.activations < 0.75
 

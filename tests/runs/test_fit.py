@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 import kilolayer as kl
 from kilolayer.cli.main import main
-from kilolayer.runs.budget import Budget, Work, budget
-from kilolayer.runs.fit import Fit, fit, reserve
+from kilolayer.runs.budget import Budget, Training, Work, budget
+from kilolayer.runs.division import Division
+from kilolayer.runs.fit import Fit, fit, more_processes, reserve
 
 CONFIG = kl.ModelConfig(layers=2, dim=64, heads=4, ffn_dim=256, vocab_size=8000)
 GIB = 2**30
@@ -19,8 +21,8 @@ def planned(batch: int) -> Budget:
     return budget(CONFIG, Work(batch, 128))
 
 
-def fitted(memory: int, batch: int = 100, **options: bool) -> Fit:
-    return fit(planned(batch), memory, planned, **options)
+def fitted(memory: int, batch: int = 100, *, recompute: bool = False) -> Fit:
+    return fit(planned(batch), memory, planned, recompute=recompute)
 
 
 def peak(batch: int, recompute: bool) -> int:
@@ -58,6 +60,43 @@ def test_layers_that_are_recomputed_already_are_not_proposed_again() -> None:
     assert all(each.recompute and each.accumulate > 1 for each in fitted(recomputed.needed - 1, recompute=True).remedies)
 
 
+def test_more_processes_are_proposed_and_half_of_them_do_not_do() -> None:
+    def shared(processes: int, batch: int = 100) -> Training:
+        return replace(planned(batch), division=Division(processes, "full")).training
+
+    more = [Division(1 << times, "full") for times in range(1, 8)]
+    whole, seen = fitted(1000 * GIB), set()
+    for step in range(1, 40):
+        memory = reserve(shared(128).peak) + (whole.needed - reserve(shared(128).peak)) * step // 40
+        last = fit(planned(100), memory, planned, more=more).remedies[-1]
+        assert last.processes is not None
+        seen.add(last.processes)
+        assert (last.batch, last.recompute, last.needed) == (100, False, reserve(shared(last.processes).peak))
+        assert last.needed <= memory
+        assert last.processes == 2 or reserve(shared(last.processes // 2).peak) > memory
+    assert len(seen) > 2
+    needy = fit(planned(100), whole.least - 1, planned, more=more).remedies
+    assert needy
+    assert all(each.processes is not None for each in needy)
+
+
+@pytest.mark.parametrize(
+    ("division", "experts", "sizes"),
+    [
+        (Division(), None, [2, 4, 8]),
+        (Division(6), None, [6, 12, 24]),
+        (Division(4, "full", unit=3), None, [8, 16, 32]),
+        (Division(), 4, [2, 4]),
+    ],
+)
+def test_more_processes_are_more_than_now_and_divide_the_experts(
+    division: Division, experts: int | None, sizes: list[int]
+) -> None:
+    found = more_processes(division, experts)
+    assert [each.processes for each in found[:3]] == sizes
+    assert all((each.shard, each.unit) == ("full", division.unit) and each.processes <= 4096 for each in found)
+
+
 def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["plan", "--model.layers", "6", "--batch", "100", "--length", "128"]
     assert main([*words, "--memory", "1000"]) == 0
@@ -71,6 +110,12 @@ def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) ->
     assert told.count("It fits with") == len(found["remedies"]) > 0
     assert main([*words, "--memory", "1.1"]) == 0
     assert "weights, gradients and optimizer alone need" in capsys.readouterr().out
+    assert main([*words, "--memory", "1.7"]) == 0
+    told = capsys.readouterr().out
+    assert "weights, gradients and optimizer alone need" in told
+    assert 'It fits with train.shard = "full" on ' in told
+    assert main([*words, "--train.optimizer", "muon", "--memory", "1.6"]) == 0
+    assert "train.shard" not in capsys.readouterr().out  # whole matrices are needed
     for bad in ("0", "-1", "x", "nan", "1e9"):
         assert main([*words, "--memory", bad]) == 2
         assert "is not a number of GiB above 0" in capsys.readouterr().err

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.configuration import add_options, int_between, read_tables
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
 from kilolayer.config import table_of
-from kilolayer.errors import OptionError
+from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.optimizers.registry import DEFAULT, get
 from kilolayer.tasks.registry import get as registration
-from kilolayer.terminal import human_bytes, plural, say
+from kilolayer.terminal import counted, human_bytes, plural, say
 
 if TYPE_CHECKING:
     from kilolayer.optimizers.base import UpdateRule
-    from kilolayer.runs.budget import Budget, Work
+    from kilolayer.runs.budget import Budget, Training, Work
+    from kilolayer.runs.division import Division
     from kilolayer.runs.fit import Fit
     from kilolayer.tasks.config import RunConfig
 
@@ -56,6 +57,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="GIB",
         help="memory of the device, to say whether training fits and what would make it fit [that of the GPU, if there is one]",
     )
+    parser.add_argument("--processes", type=COUNT, help="processes that train together, which divide what train.shard says [1]")
+    parser.add_argument("--machines", type=COUNT, help='machines that these processes are on; for train.shard = "hybrid"')
+    parser.add_argument(
+        "--bandwidth",
+        type=_gigabytes,
+        metavar="GB",
+        help="GB per second that each process can send, to say how long that takes; between machines if there are several",
+    )
+    parser.add_argument(
+        "--bandwidth-inside",
+        type=_gigabytes,
+        metavar="GB",
+        help='the same within a machine, for train.shard = "hybrid" [as --bandwidth]',
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -73,16 +88,20 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
     precision = options.precision or ("fp32" if own else "bf16")
     work = replace(work, batch=options.batch or work.batch, beam=options.beam or work.beam, precision=precision)
     rule = get(DEFAULT) if isinstance(whole, PlanConfig) else whole.train.rule
-    cost = budget(config, work, rule)
+    division = division_of(whole, options)
+    cost = budget(config, work, rule, division=division)
+    seconds = sending_time(cost, options)
     warnings, fit = schedule_warnings(whole), find_fit(whole, cost, rule, options.memory)
     if options.json:
         fitted = {} if fit is None else {"fit": {**dataclasses.asdict(fit), "fits": fit.fits}}
-        show_json({**as_json(config, cost), **fitted, "warnings": warnings})
+        show_json({**as_json(config, cost, seconds), **fitted, "warnings": warnings})
     elif own:
         assert not isinstance(whole, PlanConfig)
         show_own(config, cost, rule.title, registration(whole.task).unit)
     else:
         show(config, cost, rule.title)
+    if division.processes > 1 and not options.json:
+        show_sent(cost, seconds)
     if fit is not None and not options.json:
         show_fit(fit, cost.work.batch)
     for warning in warnings:
@@ -95,14 +114,23 @@ def find_fit(whole: PlanConfig | RunConfig, cost: Budget, rule: UpdateRule, memo
     import torch
 
     from kilolayer.runs.budget import budget
-    from kilolayer.runs.fit import fit
+    from kilolayer.runs.fit import fit, more_processes
 
     if memory is None and torch.cuda.is_available():
         memory = torch.cuda.get_device_properties(0).total_memory
     if memory is None:
         return None
+
+    def cost_of(batch: int) -> Budget:
+        parts = -(-cost.work.batch // batch)
+        work = replace(cost.work, batch=batch, accumulate=cost.work.accumulate * parts)
+        return budget(whole.model, work, rule, division=cost.division)
+
     recompute = not isinstance(whole, PlanConfig) and whole.train.recompute == "layer"
-    return fit(cost, memory, lambda batch: budget(whole.model, replace(cost.work, batch=batch), rule), recompute=recompute)
+    shardable = isinstance(whole.model, ModelConfig) and rule.elementwise and rule.applied_by is None
+    experts = whole.model.moe.experts if isinstance(whole.model, ModelConfig) and whole.model.moe is not None else None
+    more = more_processes(cost.division, experts) if shardable else []
+    return fit(cost, memory, cost_of, recompute=recompute, more=more)
 
 
 def show_fit(fit: Fit, batch: int) -> None:
@@ -112,25 +140,57 @@ def show_fit(fit: Fit, batch: int) -> None:
         show_line(f"Training fits in {memory}: it needs {needed}, with what a GPU reserves.")
         return
     show_line(f"Training does not fit in {memory}: it needs {needed}, with what a GPU reserves.")
+    if all(each.processes is not None for each in fit.remedies):
+        state = f"weights, gradients and optimizer alone need {human_bytes(fit.least)}"
+        why = state if fit.least > fit.memory else "sequences are too long, even one at a time"
+        what_else = "" if fit.remedies else " Use a smaller model or a larger device."
+        show_line(f"  No batch is small enough: {why}.{what_else}")
     for each in fit.remedies:
-        changes = ['train.recompute = "layer"'] if each.recompute else []
+        changes = [] if each.processes is None else [f'train.shard = "full" on {each.processes:,} processes']
+        changes += ['train.recompute = "layer"'] if each.recompute else []
         if each.accumulate > 1:
             changes.append(f"batches of {each.batch} instead of {batch}, with {each.accumulate} times train.accumulate")
         show_line(f"  It fits with {' and '.join(changes)}: {human_bytes(each.needed)}.")
-    if not fit.remedies:
-        state = f"weights, gradients and optimizer alone need {human_bytes(fit.least)}"
-        why = state if fit.least > fit.memory else "sequences are too long, even one at a time"
-        show_line(f"  No batch is small enough: {why}. Use a smaller model or a larger device.")
 
 
 def _gibibytes(text: str) -> int:
+    return int(_above_0(text, "GiB above 0, such as 80") * 2**30)
+
+
+def _gigabytes(text: str) -> float:
+    return _above_0(text, "GB per second above 0, such as 50") * 1e9
+
+
+def _above_0(text: str, what: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 < value <= LARGEST:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GiB above 0, such as 80")
-    return int(value * 2**30)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {what}")
+    return value
+
+
+def division_of(config: PlanConfig | RunConfig, options: argparse.Namespace) -> Division:
+    """How the processes of the command divide the model, as [train] says."""
+    from kilolayer.runs.division import Division
+
+    processes, machines = options.processes or 1, options.machines or 1
+    if isinstance(config, PlanConfig):
+        return Division(processes, machines=machines)
+    return Division(processes, config.train.shard, config.train.shard_unit, machines)
+
+
+def sending_time(cost: Budget, options: argparse.Namespace) -> float | None:
+    """The seconds that each process sends in a step; None if it is not known how fast."""
+    bandwidth, inside = options.bandwidth, options.bandwidth_inside
+    if bandwidth is not None and cost.division.processes == 1:
+        raise UnusedOptionError("one process sends nothing", where="--bandwidth", fix="say how many there are: --processes 8")
+    if inside is not None and (bandwidth is None or cost.division.shard != "hybrid"):
+        raise UnusedOptionError(
+            'it has an effect beside --bandwidth, and on train.shard = "hybrid"', where="--bandwidth-inside", fix="remove it"
+        )
+    return None if bandwidth is None else cost.sent.seconds(bandwidth, inside or bandwidth)
 
 
 def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
@@ -163,7 +223,7 @@ def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
         image = config.model.image
         return Work(length=length or (Work.length if image is None else image.length))
     usual = config.usual_batch(length)
-    return Work(usual.rows, usual.length, usual.beam, scored=usual.scored)
+    return Work(usual.rows, usual.length, usual.beam, scored=usual.scored, accumulate=config.train.accumulate)
 
 
 def show_own(config: TrainableConfig, cost: Budget, optimizer: str, unit: str) -> None:
@@ -181,11 +241,9 @@ def show_own(config: TrainableConfig, cost: Budget, optimizer: str, unit: str) -
         ],
     )
     show_table(
-        f"Training memory, {work.precision}, {work.batch} {plural(unit)}",
+        f"Training memory{_of_each(cost)}, {work.precision}, {work.batch} {plural(unit)}",
         [
-            ("weights", human_bytes(training.weights)),
-            ("gradients", human_bytes(training.gradients)),
-            (f"{optimizer}'s state", human_bytes(training.optimizer)),
+            *_held(training, f"{optimizer}'s state", sharded=False),
             ("activations", human_bytes(training.activations)),
             ("peak", human_bytes(training.peak)),
         ],
@@ -220,13 +278,13 @@ def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
         ],
     )
     per_side = " per side" if len(depths.sides) > 1 else ""
-    state = f"{optimizer}'s state" if work.precision == "fp32" else f"{optimizer}'s state and fp32 masters"
+    sharded = cost.division.shards > 1
+    has_masters = work.precision != "fp32" and (not sharded or config.moe is not None)
+    state = f"{optimizer}'s state and fp32 masters" if has_masters else f"{optimizer}'s state"
     show_table(
-        f"Training memory, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
+        f"Training memory{_of_each(cost)}, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
         [
-            ("weights", human_bytes(training.weights)),
-            ("gradients", human_bytes(training.gradients)),
-            (state, human_bytes(training.optimizer)),
+            *_held(training, state, sharded=sharded),
             ("logits and loss", human_bytes(training.logits)),
             ("activations", human_bytes(training.activations)),
             ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),
@@ -244,8 +302,49 @@ def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
         )
 
 
-def as_json(config: ModelConfig | TrainableConfig, cost: Budget) -> dict[str, Any]:
-    """The plan as plain values: bytes, FLOPs and counts; with the recipe's constants, if the model has a recipe."""
+def _of_each(cost: Budget) -> str:
+    """Whose memory a table of a plan shows, if there are several processes."""
+    division = cost.division
+    if division.processes == 1:
+        return ""
+    shards = {"none": "", "full": ", shards of all", "hybrid": f", shards of {division.shards}"}[division.shard]
+    return f" of each of {division.processes:,} processes{shards}"
+
+
+def _held(training: Training, state: str, *, sharded: bool) -> list[tuple[str, str]]:
+    """The rows of a plan for weights and what belongs to them; state: the name of what the optimizer keeps."""
+    rows = {
+        "weights, shards of matrices in fp32" if sharded else "weights": training.weights,
+        "gradients": training.gradients,
+        "gradients summed over batches and processes": training.sums,
+        state: training.optimizer,
+        "gathered matrices: tables, two units of layers": training.gathered,
+        "gradients on their way to shards": training.scattered,
+    }
+    return [(name, human_bytes(size)) for name, size in rows.items() if size]
+
+
+def show_sent(cost: Budget, seconds: float | None) -> None:
+    """Print what each process sends in a step, and how long that takes, if it is known."""
+    sent, batches = cost.sent, cost.work.accumulate
+    rows = {
+        "matrices, gathered in each pass": sent.gathers,
+        "their gradients, to the shards": sent.scatters,
+        "gradients of shards, between machines": sent.copies,
+        "gradients of whole weights": sent.sums,
+        "total": sent.total,
+    }
+    shown = [(name, human_bytes(size)) for name, size in rows.items() if size]
+    if seconds is not None:
+        shown.append(("time, if nothing is computed meanwhile", f"{seconds:.3g} s"))
+    show_table(f"Sent by each process in a step of {counted(batches, 'batch')}", shown)
+
+
+def as_json(config: ModelConfig | TrainableConfig, cost: Budget, seconds: float | None) -> dict[str, Any]:
+    """The plan as plain values: bytes, FLOPs and counts; with the recipe's constants, if the model has a recipe.
+
+    seconds: that each process sends in a step, if they are known.
+    """
     training, decoding = cost.training, cost.decoding
     of_recipe: dict[str, Any] = {}
     if isinstance(config, ModelConfig):
@@ -264,6 +363,8 @@ def as_json(config: ModelConfig | TrainableConfig, cost: Budget) -> dict[str, An
             "training_per_token": cost.training_flops_per_token,
             "training_per_step": _step_flops(cost),
         },
+        "division": {**dataclasses.asdict(cost.division), "shards": cost.division.shards},
+        "sent": {**dataclasses.asdict(cost.sent), "total": cost.sent.total, "seconds": seconds},
         "training_memory": {
             **dataclasses.asdict(training),
             "peak": training.peak,

@@ -1,4 +1,4 @@
-"""The cost of a model, computed without allocating it: parameters, FLOPs and memory in training and decoding."""
+"""The cost of a model, computed without allocating it: parameters, FLOPs, memory in training and decoding, and what is sent."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from kilolayer.optimizers import registry as optimizers
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.recipes.base import NormSpec
 from kilolayer.runs.chosen_runtime import choose_runtime
+from kilolayer.runs.division import Division, Held, Sent, Weights, weights_of
 from kilolayer.runtime.activations import AsWithData, kept_bytes
 from kilolayer.runtime.runtime import Runtime
 
@@ -44,6 +45,7 @@ class Work:
     """The batch to estimate: `batch` sequences of `length` tokens per side; decoding keeps `beam` hypotheses of each.
 
     scored: the number of positions per sequence with logits; fewer than `length` in a masked language model.
+    accumulate: batches per step. Each of several processes has its own batches.
     """
 
     batch: int = 64
@@ -51,6 +53,7 @@ class Work:
     beam: int = 5
     precision: Precision = "bf16"
     scored: int | None = None
+    accumulate: int = 1
 
     @property
     def scores(self) -> int:
@@ -59,15 +62,23 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Training:
-    """Bytes in training. With bf16, the optimizer keeps fp32 master weights too; `logits` is the workspace of the loss.
+class Activations:
+    """Bytes of a batch: `kept` for the backward pass, or `recomputed` if that recomputes each layer; `logits` is the workspace
+    of the loss."""
 
-    In the backward pass gradients are allocated as activations are freed, so the peak has the larger of the two, not both.
+    kept: int
+    recomputed: int
+    logits: int = 0
+
+
+@dataclass(frozen=True)
+class Training(Held):
+    """Bytes of a process in training: what it holds of the weights and what belongs to them, and its batch.
+
+    With bf16, the optimizer keeps fp32 masters of whole matrices too; shards are their own. In the backward pass gradients are
+    allocated as activations are freed, so the peak has the larger of the two, not both.
     """
 
-    weights: int
-    gradients: int
-    optimizer: int
     activations: int
     activations_recomputed: int
     logits: int
@@ -82,8 +93,14 @@ class Training:
         """Peak memory if each layer is recomputed in the backward pass."""
         return self._peak(self.activations_recomputed)
 
+    @property
+    def least(self) -> int:
+        """Memory that no batch can do without: that at the end of the backward pass."""
+        return self.weights + self.optimizer + self.sums + self.gradients + self.at_end
+
     def _peak(self, activations: int) -> int:
-        return self.weights + self.optimizer + max(self.gradients, activations + self.logits)
+        first = activations + self.gathered + max(self.logits, self.scattered)
+        return max(self.least, self.weights + self.optimizer + self.sums + first)
 
 
 @dataclass(frozen=True)
@@ -104,15 +121,29 @@ class Budget:
     """The cost of a model.
 
     parts: parameters by part of the model; active parameters are those that a token uses. FLOPs count matrix products only,
-    per token on the output side.
+    per token on the output side. weights: of the whole model. activations: of one process.
     """
 
     work: Work
+    division: Division
+    weights: Weights
     parts: dict[str, int]
     active_parameters: int
     forward_flops_per_token: float
-    training: Training
+    activations: Activations
     decoding: Decoding | None
+
+    @property
+    def training(self) -> Training:
+        """The memory of each process; of that with the largest part, if they differ."""
+        held = self.weights.held(self.division, DTYPES[self.work.precision].itemsize, collects=self.work.accumulate > 1)
+        batch = self.activations
+        return Training(**vars(held), activations=batch.kept, activations_recomputed=batch.recomputed, logits=batch.logits)
+
+    @property
+    def sent(self) -> Sent:
+        """What each process sends in a step."""
+        return self.weights.sent(self.division, DTYPES[self.work.precision].itemsize, self.work.accumulate)
 
     @property
     def parameters(self) -> int:
@@ -125,14 +156,21 @@ class Budget:
 
 
 def budget(
-    config: ModelConfig | TrainableConfig, work: Work, rule: UpdateRule | None = None, runtime: Runtime | None = None
+    config: ModelConfig | TrainableConfig,
+    work: Work,
+    rule: UpdateRule | None = None,
+    runtime: Runtime | None = None,
+    division: Division | None = None,
 ) -> Budget:
     """The cost of the model that `config` describes on the batch `work`; nothing is allocated.
 
-    rule: the optimizer's, by default Adam's. runtime: what the model is trained by; by default what a run chooses.
+    rule: the optimizer's, by default Adam's. runtime: what the model is trained by; by default what a run chooses. division:
+    what several processes share; by default there is one.
     """
+    division, rule = division or Division(), rule or optimizers.get(optimizers.DEFAULT)
+    division.check(config)
     if isinstance(config, TrainableConfig):
-        return _own_budget(config, work, rule or optimizers.get(optimizers.DEFAULT))
+        return _own_budget(config, replace(work, precision="fp32"), rule, division)
     width = max(config.dim, config.ffn_dim, config.heads * work.length, config.vocab_size or 0)
     experts = 1 if config.moe is None else config.moe.top_k
     if work.batch * work.length * width * experts > LARGEST_TENSOR:
@@ -144,17 +182,16 @@ def budget(
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _budget(config, work, rule or optimizers.get(optimizers.DEFAULT), runtime or choose_runtime())
+        return _budget(config, work, rule, runtime or choose_runtime(), division)
     finally:
         if collects:
             gc.enable()
 
 
-def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime) -> Budget:
+def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime, division: Division) -> Budget:
     model = build_model(config, device="meta", seed=0)
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
-    master = 0 if work.precision == "fp32" else 4
     flops = _forward_flops(model.stacks(), config, work)
     kept, recomputed = _activations(model, config, work, runtime)
     logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
@@ -169,26 +206,20 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime)
         more, of_head = _map_head_cost(model, work)
         kept, recomputed, flops = kept + more, recomputed + more, flops + of_head
         logits = work.batch * config.map_head.classes * model.image.sides[0] * model.image.sides[1]
-    training = Training(
-        weights=total * size,
-        gradients=total * size,
-        optimizer=rule.state_bytes(model) + total * master,
-        activations=kept,
-        activations_recomputed=recomputed,
-        # The gradient overwrites the logits.
-        logits=logits * size,
-    )
+    active = total - idle_parameters(model, config.moe) - parameters_of_others(model)
     return Budget(
         work=work,
+        division=division,
+        weights=weights_of(model, rule),
         parts=parts,
-        active_parameters=total - idle_parameters(model, config.moe) - parameters_of_others(model),
+        active_parameters=active,
         forward_flops_per_token=flops / (work.batch * work.length),
-        training=training,
+        activations=Activations(kept, recomputed, logits * size),  # the gradient overwrites the logits
         decoding=_decoding(config, work, total * size),
     )
 
 
-def _own_budget(config: TrainableConfig, work: Work, rule: UpdateRule) -> Budget:
+def _own_budget(config: TrainableConfig, work: Work, rule: UpdateRule, division: Division) -> Budget:
     """The cost of a model that a task brings, which is trained in fp32, from a forward pass on the meta device."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -199,13 +230,14 @@ def _own_budget(config: TrainableConfig, work: Work, rule: UpdateRule) -> Budget
     for name, parameter in model.named_parameters():
         part = name.partition(".")[0].replace("_", " ")
         parts[part] = parts.get(part, 0) + parameter.numel()
-    total, size = sum(parts.values()), RESIDUAL.itemsize
     return Budget(
         work=work,
+        division=division,
+        weights=weights_of(model, rule),
         parts=parts,
-        active_parameters=total,
+        active_parameters=sum(parts.values()),
         forward_flops_per_token=counter.get_total_flops() / (work.batch * work.length),
-        training=Training(total * size, total * size, rule.state_bytes(model), kept, kept, 0),
+        activations=Activations(kept, kept),
         decoding=None,
     )
 
