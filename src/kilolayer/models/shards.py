@@ -49,9 +49,9 @@ def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
     if not hybrid:
         return DeviceMesh.from_group(group.processes, kind, mesh_dim_names=("shard",))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
-    if here == group.size or group.size % here:
+    if here in (1, group.size) or group.size % here:
         raise OptionError(
-            f"hybrid shards need several machines with equally many processes; here are {here} of {group.size}",
+            f"hybrid shards need several machines with equally many processes, two or more; here are {here} of {group.size}",
             where="train.shard",
             fix='set it to "full"',
         )

@@ -158,8 +158,8 @@ class FastStack(Stack):
         return found
 
     def _norms_that_follow(self, blocks: list[Block | Ways], reasons: list[str | None]) -> list[Following]:
-        """For each layer, the first norm of the next one; None if the next one reads more than the output of this one, or has it
-        gathered only when it runs.
+        """For each layer, the first norm of the next one; None if the next one reads more than the output of this one, or
+        gathers that norm only when it runs.
 
         The last layer, and a layer below one that runs as a plain module, get the first norm available. Its result is not
         used, but all layers then have the same form and share one compiled layer.

@@ -170,7 +170,7 @@ class Placement:
             raise OptionError(
                 "there is one process, which has nobody to share the model with",
                 where="train.shard",
-                fix='start several: torchrun --nproc-per-node 2 -m kilolayer train ...; or set it to "none"',
+                fix='let torchrun start several, or set it to "none"',
             )
         if not isinstance(self.config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise OptionError(
