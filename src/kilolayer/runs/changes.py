@@ -26,7 +26,10 @@ SHARED: dict[str, tuple[str, ...]] = {
         *("train.log_every", "train.layers_every", "train.valid_every", "train.save_every", "train.save_best"),
         *("train.keep", "train.average", "train.tensorboard", "train.trackers"),
     ),
-    "where and how it computes": ("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
+    "where and how it computes": (
+        *("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
+        *("train.shard", "train.shard_unit"),
+    ),
 }
 """The options of all tasks that may change when a run is resumed."""
 BREAKS = {
