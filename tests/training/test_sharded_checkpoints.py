@@ -1,4 +1,4 @@
-"""Runs in shards save their rows side by side; any number of processes goes on from them, and all that reads a run reads them."""
+"""Runs in shards save rows side by side; any number of processes goes on from them, and all that reads a run reads them."""
 
 from __future__ import annotations
 
@@ -190,11 +190,12 @@ def test_all_that_reads_a_run_reads_rows(tmp_path: Path, trained: tuple[Run, Run
     lines = ["the dog sees a cat", "a man"]
     assert ours.translate(lines) == theirs.translate(lines)
     assert ours.scores()["test"] == theirs.scores()["test"]
-    exported = [kl.export(run.folder, tmp_path / run.folder.name, to="huggingface").folder for run in trained]
+    exported = [kl.export(run.folder, to="huggingface", out=tmp_path / run.folder.name).folder for run in trained]
     weights = [(folder / "model.safetensors").read_bytes() for folder in exported]
     assert weights[0] == weights[1]
     found = [kl.diagnose(run.folder) for run in trained]
-    assert [each.step for each in found[0].changes] == [each.step for each in found[1].changes] == [2, 4, 6]
+    assert found[0].measured == found[1].measured
+    assert [change.step for change in found[0].measured.changes] == [2, 3, 4, 6]
     started = [
         new_run(tmp_path / f"from-{run.folder.name}", corpus, train={"start_from": str(run.folder), "steps": 1})
         for run in trained
@@ -212,6 +213,6 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, corpus: Path, 
     on(pool, 2, other)
     shutil.copytree(other.checkpoints, run.checkpoints)
     with pytest.raises(
-        AssertionError, match="the checkpoint does not fit the configuration: .* is .*32.* there and .*16.* here"
+        AssertionError, match=r"the checkpoint does not fit the configuration: .* is .*32.* there and .*16.* here"
     ):
         on(pool, 2, run)

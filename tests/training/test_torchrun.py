@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from kilolayer.config import dump, merge
+from kilolayer.runs.checkpoint import steps
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from tests.fixtures.small_runs import last_checkpoint, new_run, record, table
@@ -82,6 +83,24 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     assert record(run) == undisturbed
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_shards_are_saved_in_parts_and_go_on_after_a_kill(tmp_path: Path, corpus: Path, first: bool) -> None:
+    dense = {"model": {"dropout": 0.1}, "train": {**SPARSE["train"], "save_every": 1, "shard": "full"}}
+    whole, broken = (new_run(tmp_path / name, corpus, **dense) for name in ("whole", "broken"))
+    for run in (whole, broken):
+        process = start("--resume", str(run.folder))
+        if run is broken:
+            wait_for_step(run, 5, process)
+            holder = int((run.folder / "lock").read_text().split()[0])
+            others = [pid for pid in children_of(process.pid) if pid != holder]
+            os.kill(holder if first else others[0], signal.SIGKILL)
+        _, told = process.communicate(timeout=120)
+        assert process.returncode == 0, told
+        assert ("resumed at step" in told) == (run is broken)
+        assert all((path / "model-00002-of-00002.safetensors").exists() for path in steps(run.checkpoints))
+    assert record(broken) == record(whole)
+
+
 def test_a_new_run_goes_on_after_a_restart(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
     (config := tmp_path / "small.toml").write_text(dump(table(corpus, **SPARSE)))
     folder = tmp_path / "run"
@@ -139,9 +158,9 @@ def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
     assert last_checkpoint(run).step == read_metrics(run.folder)[-1]["step"] >= 5
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
-def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus: Path, frozen: int) -> None:
-    run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0}}))
+@pytest.mark.parametrize(("frozen", "shard"), [(0, "none"), (1, "none"), (1, "full")])
+def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus: Path, frozen: int, shard: str) -> None:
+    run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0, "shard": shard}}))
     process = start("--resume", str(run.folder), restarts=0)
     wait_for_step(run, 5, process)
     holder = int((run.folder / "lock").read_text().split()[0])

@@ -117,7 +117,7 @@ def save(folder: Path, checkpoint: Checkpoint, group: ExpertGroup | None = None)
     """
     final, first = path_of(folder, checkpoint.step), group is None or group.rank == 0
     partial, replaced = (folder / f".{final.name}{end}" for end in (".partial", REPLACED))
-    sizes = [_sizes(checkpoint)]
+    sizes: list[list[int]] = []
 
     def begin() -> list[int]:
         if first:
@@ -125,7 +125,7 @@ def save(folder: Path, checkpoint: Checkpoint, group: ExpertGroup | None = None)
             for leftover in (partial, replaced):
                 remove(leftover)
             partial.mkdir()
-        return sizes[0]
+        return _sizes(checkpoint)
 
     def write() -> dict[str, Any]:
         part = checkpoint.part
@@ -160,7 +160,7 @@ def save(folder: Path, checkpoint: Checkpoint, group: ExpertGroup | None = None)
             recover(folder)
         if not isinstance(error, OSError | WriteError):
             raise
-        raise _unsaved(error, final, [size for each in sizes for size in each]) from error
+        raise _unsaved(error, final, [size for each in sizes or [_sizes(checkpoint)] for size in each]) from error
     return final
 
 
