@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from contextlib import nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.cli.main import main
+from kilolayer.errors import OptionError
 from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Recorder
+from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
+from kilolayer.training.trainer import Trainer
 from tests.fixtures.small_runs import task_of
 
 accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run
@@ -113,3 +119,86 @@ def check_communication(group: dist.ProcessGroup) -> None:
         noise.append(torch.rand(()))
     assert noise[0] == noise[2] != noise[1]
     assert gather(noise[0], ExpertGroup.of(group)).unique().numel() == size
+
+
+def train_compiled(group: dist.ProcessGroup, folder: Path, cache: str, kinds: int) -> None:
+    """Train with layers compiled as on a GPU; one function for each kind of layer must be enough."""
+
+    def form(model: Any, device: torch.device, say: Any, *, eager: bool, recompute: Any) -> Any:
+        fast = fast_form(model, recompute)
+        compile_layers(fast, "aot_eager")
+        return fast, Recorder(device)
+
+    warnings.simplefilter("ignore")  # the compiler's own, for its developers
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    with patch("kilolayer.speed.runtime.training_form", form):
+        train_or_resume(group, folder, cache)
+    assert counters["stats"]["unique_graphs"] == kinds
+
+
+def train_in_fp64(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
+    """Train a run with all in fp64; with hybrid shards, two processes count as one machine."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        with patch.dict(os.environ, {"LOCAL_WORLD_SIZE": "2"}):
+            train_or_resume(group, folder, cache)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def train_until(group: dist.ProcessGroup, folder: Path, cache: str, steps: int, accumulate: int) -> None:
+    """Go on until a step, as if the run ended there; one process alone does not share the model."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    size = dist.get_world_size(group)
+    run = Run.open(folder)
+    shard = "none" if size == 1 else "full"
+    options = replace(run.config.train, accumulate=accumulate, shard=shard)
+    run = replace(run, config=replace(run.config, train=options))
+
+    def stop(stepper: Stepper, *arguments: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        if taken == steps and dist.get_rank(group) == 0 and steps < options.steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return take(stepper, *arguments, **named)
+
+    taken = steps - 3
+    with patch.object(Stepper, "step", stop):
+        code = train(run, task_of(run), resume=True, processes=Processes(group) if size > 1 else None)
+    assert code == (143 if steps < options.steps else 0)
+
+
+def check_parts(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
+    """What each process holds: its rows of matrices, of their gradients and moments."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    run = Run.open(folder)
+    largest = [0]
+    empty = torch.empty
+
+    def counted(*shape: Any, **options: Any) -> Tensor:
+        made = empty(*shape, **options)
+        largest[0] = max(largest[0], made.numel() if made.device.type == "cpu" else 0)
+        return made
+
+    with patch.object(torch, "empty", counted):
+        trainer = Trainer(run, task_of(run), Processes(group))
+        trainer.begin(None)
+    whole = {name: weight.numel() for name, weight in trainer.model.named_parameters()}
+    for optimizer_group in trainer.optimizer.groups:
+        for name, weight in zip(optimizer_group.names, optimizer_group.weights, strict=True):
+            if optimizer_group.of_shards:
+                assert weight.numel() <= -(-whole[name] // dist.get_world_size(group)) + weight.shape[-1]
+            else:
+                assert weight.dim() < 2, name
+    layer = sum(size for name, size in whole.items() if name.startswith("decoder.blocks.0."))
+    assert largest[0] <= max(layer, sum(whole.values()) / 3)  # what is gathered at once: a layer, or what is outside of them
+
+
+def check_refused(group: dist.ProcessGroup, folder: Path, cache: str, told: str) -> None:
+    """A run that cannot be sharded so."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    run = Run.open(folder)
+    with pytest.raises(OptionError, match=told):
+        Trainer(run, task_of(run), Processes(group))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.processes import Processes
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
@@ -20,6 +24,7 @@ from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import Guard
 from kilolayer.training.norms import LayerNorms
+from kilolayer.training.placement import Placement
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import DTYPES
 from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, stop_after, task_of
@@ -51,6 +56,28 @@ def stepper_of(model_options: dict[str, Any] | None = None, **options: Any) -> S
     precise = model.cast_weights(DTYPES[config.precision]) if config.precision in DTYPES else None
     optimizer = make_optimizer(model.train(), config, precise, sums=config.accumulate > 1, runtime=FAST)
     return Stepper(model, optimizer, config, Guard(scaled=config.precision == "fp16"), device, refuse, runtime=FAST)
+
+
+@pytest.fixture(scope="module")
+def one_process() -> Iterator[Processes]:
+    """A process that shares a model with itself over NCCL."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    processes = Processes(dist.group.WORLD)
+    processes.group = ExpertGroup.of(dist.new_group(backend="nccl"))
+    yield processes
+    dist.destroy_process_group()
+
+
+def stepper_of_shards(processes: Processes, model_options: dict[str, Any], **options: Any) -> Stepper:
+    config = TrainConfig(**{"lr": 1e-3, "warmup_steps": 0, "shard": "full", **options})
+    shape = kl.ModelConfig(**{"layers": 3, "dim": 32, "heads": 2, "ffn_dim": 64, "vocab_size": 40, **model_options})
+    device, dtype = torch.device("cuda"), DTYPES.get(config.precision)
+    placement = Placement(shape, processes, device, 1, shard=config.shard, unit=config.shard_unit, dtype=dtype)
+    assert isinstance(placement.model, kl.EncoderDecoder)
+    precise = None if dtype is None else placement.model.cast_weights(dtype)
+    optimizer = make_optimizer(placement.model.train(), config, precise, sums=config.accumulate > 1, runtime=FAST)
+    guard = Guard(scaled=config.precision == "fp16")
+    return Stepper(placement.model, optimizer, config, guard, device, refuse, processes=processes, runtime=FAST)
 
 
 def refuse(text: str) -> None:
@@ -274,3 +301,34 @@ def test_steps_and_validations_are_recorded_in_one_pool(tmp_path: Path, corpus: 
         losses.append([row["loss"] for row in read_metrics(run.folder) if row["kind"] == "valid"])
     assert len(losses[0]) == 6
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("model", "train"),
+    [
+        ({}, {"precision": "fp32"}),
+        ({"recipe": "sub_ln"}, {"precision": "bf16", "shard_unit": 2}),
+        ({"dropout": 0.1}, {"precision": "bf16", "recompute": "layer"}),
+        ({}, {"precision": "fp32", "accumulate": 2}),
+    ],
+    ids=["fp32", "bf16", "recomputed", "accumulated"],
+)
+def test_recorded_steps_gather_shards(one_process: Processes, model: dict[str, Any], train: dict[str, Any]) -> None:
+    own = {name: value for name, value in train.items() if name != "shard_unit"}
+    steppers = stepper_of(model, **own), stepper_of_shards(one_process, model, **train)
+    count, found = train.get("accumulate", 1), ([], [])
+    for step in range(24):
+        batches = [some_batch(step + index) for index in range(count)]
+        for stepper, losses_of_steps in zip(steppers, found, strict=True):
+            torch.manual_seed(step)
+            losses_of_steps.append(stepper.step(batches, 1e-3, LayerNorms() if step % 5 == 0 else None).loss)
+    assert found[1] == pytest.approx(found[0], rel=1e-4 if train["precision"] == "fp32" else 2e-2)
+    recorder = steppers[1].recorder
+    assert isinstance(recorder, GraphRecorder)
+    assert recorder.recordings
+    ours, theirs = (stepper.optimizer.precise() for stepper in steppers)
+    assert ours.keys() == theirs.keys()
+    if train["precision"] == "fp32":
+        for name, weight in ours.items():
+            torch.testing.assert_close(theirs[name], weight, rtol=1e-2, atol=2e-3, msg=lambda m, n=name: f"{n}: {m}")

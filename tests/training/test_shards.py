@@ -2,34 +2,206 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kilolayer.config import merge
+import kilolayer as kl
+from kilolayer.config import build, merge
+from kilolayer.errors import OptionError, UnusedOptionError
+from kilolayer.probe.diagnose import diagnose
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
+from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
+from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, task_of
-from tests.training.test_processes import ROUTED, SMOOTH, assert_alike, on
+from tests.fixtures.small_runs import LAYERED, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
+from tests.training import shared_runs
+from tests.training.test_processes import EVENED, ROUTED, SMOOTH, assert_alike
 
-FULL = {"shard": "full"}
+STEPS = 20
 
 
 def pair(folder: Path, corpus: Path, size: int, *, make: Any = new_run, **sections: Any) -> tuple[Run, Run]:
-    """The same run, of one process that reads `size` batches a step, and of `size` processes that share its model."""
+    """The same run, of one process that reads the batches of `size`, and of `size` processes that share its model."""
     common = merge({"model": {"dropout": 0.0}, "train": SMOOTH}, sections)
     shard = {name: common["train"].pop(name) for name in ("shard", "shard_unit") if name in common["train"]}
-    alone = make(folder / "alone", corpus, **merge(common, {"train": {"accumulate": size}}))
-    return alone, make(folder / "shards", corpus, **merge(common, {"train": {**FULL, **shard}}))
+    batches = size * common["train"].get("accumulate", 1)
+    alone = make(folder / "alone", corpus, **merge(common, {"train": {"accumulate": batches}}))
+    return alone, make(folder / "shards", corpus, **merge(common, {"train": {"shard": "full", **shard}}))
 
 
-@pytest.mark.parametrize("recipe", ["deepnorm", "rezero", "admin"])
-def test_shards_train_as_the_whole_model(tmp_path: Path, corpus: Path, pool: ProcessPool, recipe: str) -> None:
-    alone, shards = pair(tmp_path, corpus, 2, model={"recipe": recipe})
+def on(pool: ProcessPool, size: int, run: Run, function: Any = shared_runs.train_or_resume, *arguments: Any) -> None:
+    pool.run(function, size, run.folder, os.environ["KILOLAYER_CACHE"], *arguments)
+
+
+@pytest.fixture
+def precise() -> Iterator[None]:
+    """All in fp64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def assert_equal_in_fp64(found: Run, expected: Run) -> None:
+    """Losses, measurements by layer, weights and moments after 20 steps."""
+    ours, theirs = last_checkpoint(found), last_checkpoint(expected)
+    assert ours.step == theirs.step == STEPS
+    for mine, yours in ((ours.model, theirs.model), (ours.optimizer, theirs.optimizer)):
+        assert mine.keys() == yours.keys()
+        for name in mine.keys() - {"random.cpu"}:
+            assert mine[name].dtype == yours[name].dtype
+            torch.testing.assert_close(mine[name], yours[name], rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
+    rows = [
+        [row for row in read_metrics(run.folder) if row["kind"] in ("train", "layers", "valid")] for run in (found, expected)
+    ]
+    assert len(rows[0]) == len(rows[1]) > 2 * STEPS
+    for ours, theirs in zip(*rows, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours.keys() - {"seconds", "tokens_per_second", "epoch"}:
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-9, abs=1e-12) if isinstance(ours[name], float) else True, (
+                name
+            )
+
+
+LONG = {**SMOOTH, "steps": STEPS, "layers_every": 1, "valid_every": 10}
+SHAPES = {"encoder-decoder": new_run, "decoder": new_text_run}
+
+
+@pytest.mark.matrix(7)
+@pytest.mark.parametrize("recipe", kl.recipes.names())
+def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, precise: None, recipe: str) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, model={"recipe": recipe}, train=LONG)
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards, shared_runs.train_in_fp64)
+    assert_equal_in_fp64(shards, alone)
+
+
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize(
+    ("size", "make", "sections"),
+    [
+        pytest.param(4, new_run, {"model": {"tie_embeddings": "none"}}, id="four"),
+        pytest.param(2, new_text_run, {"model": {"positions": "rotary", "qk_norm": True}}, id="decoder"),
+        pytest.param(2, new_run, {"train": {"accumulate": 2, "shard_unit": 2}}, id="accumulated"),
+        pytest.param(2, new_run, {"train": {"recompute": "layer"}}, id="recomputed"),
+        pytest.param(2, new_run, {"train": {"recompute": "selective"}}, id="recomputed-selectively"),
+        pytest.param(2, new_run, {"model": {"moe": ROUTED}}, id="sparse"),
+        pytest.param(4, new_run, {"model": {"recipe": "admin", "moe": EVENED}}, id="sparse-admin"),
+        pytest.param(2, new_run, {"train": {"optimizer": "radam", "weight_decay": 0.1, "layer_decay": 0.9}}, id="radam"),
+        pytest.param(4, new_run, {"train": {"shard": "hybrid"}}, id="hybrid"),
+    ],
+)
+def test_shapes_and_options_in_fp64(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, precise: None, size: int, make: Any, sections: dict[str, Any]
+) -> None:
+    alone, shards = pair(tmp_path, corpus, size, make=make, **merge({"train": LONG}, sections))
+    assert train(alone, task_of(alone)) == 0
+    on(pool, size, shards, shared_runs.train_in_fp64)
+    assert_equal_in_fp64(shards, alone)
+
+
+@pytest.mark.matrix(3)
+@pytest.mark.parametrize("task", LAYERED)
+def test_every_task(tmp_path: Path, corpus: Path, pool: ProcessPool, task: str) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, make=lambda *given, **tables: new_run_of(task, *given, **tables))
     assert train(alone, task_of(alone)) == 0
     on(pool, 2, shards)
     assert_alike(shards, alone)
+
+
+@pytest.mark.parametrize("make", [new_text_run, pytest.param(new_run, marks=pytest.mark.slow)])
+def test_compiled_layers_gather_shards(tmp_path: Path, corpus: Path, pool: ProcessPool, make: Any) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, make=make, train={"layers_every": 0})
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards, shared_runs.train_compiled, 1 if make is new_text_run else 2)
+    assert_alike(shards, alone)
+    assert "plain modules" not in (shards.folder / "log.txt").read_text()
+
+
+@pytest.mark.slow
+def test_rounded_products_keep_full_shards(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, train={"precision": "bf16", "steps": STEPS})
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards)
+    losses = [[row["loss"] for row in read_metrics(run.folder) if row["kind"] == "train"] for run in (shards, alone)]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+    assert all(tensor.dtype == torch.float32 for tensor in last_checkpoint(shards).model.values())
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), pytest.param((4, 2, 1, 4), marks=pytest.mark.slow)])
+def test_any_number_of_processes_goes_on(tmp_path: Path, corpus: Path, pool: ProcessPool, sizes: tuple[int, ...]) -> None:
+    most = max(sizes)
+    alone = new_run(
+        tmp_path / "alone", corpus, model={"dropout": 0.0}, train={**SMOOTH, "accumulate": most, "steps": 3 * len(sizes)}
+    )
+    assert train(alone, task_of(alone)) == 0
+    run = new_run(tmp_path / "run", corpus, model={"dropout": 0.0}, train={**SMOOTH, "steps": 3 * len(sizes), "shard": "full"})
+    for stage, size in enumerate(sizes, 1):
+        on(pool, size, run, shared_runs.train_until, 3 * stage, most // size)
+    assert_alike(run, alone)
+
+
+@pytest.mark.slow
+def test_they_validate_by_translations_as_one_process_does(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, train={"valid_bleu": True})
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards)
+    assert_alike(shards, alone)
+    assert all("bleu" in row for row in read_metrics(shards.folder) if row["kind"] == "valid")
+
+
+@pytest.mark.slow
+def test_they_start_from_a_run_of_another_task(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    start = new_run_of("masked_lm", tmp_path / "start", corpus, train={"steps": 3})
+    assert train(start, task_of(start)) == 0
+    origin = {"start_from": str(start.folder)}
+    alone, shards = pair(
+        tmp_path, corpus, 2, make=lambda *given, **tables: new_run_of("classify", *given, **tables), train=origin
+    )
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards)
+    assert_alike(shards, alone)
+
+
+def test_no_process_holds_the_whole(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    _, shards = pair(tmp_path, corpus, 4)
+    on(pool, 4, shards, shared_runs.check_parts)
+
+
+@pytest.mark.parametrize(
+    ("train_options", "told"),
+    [
+        ({"shard_unit": 2}, "shard_unit has no effect"),
+        ({"shard": "full", "optimizer": "muon"}, "needs whole matrices"),
+        ({"shard": "full", "optimizer": "torch.optim:SGD"}, "needs whole matrices"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(tmp_path: Path, corpus: Path, train_options: dict[str, Any], told: str) -> None:
+    with pytest.raises((OptionError, UnusedOptionError), match=told):
+        new_run(tmp_path / "run", corpus, train=train_options)
+
+
+def test_one_process_has_nobody_to_share_with(tmp_path: Path, corpus: Path) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"shard": "full"})
+    with pytest.raises(OptionError, match="torchrun"):
+        Trainer(run, task_of(run))
+
+
+def test_units_and_machines_are_checked(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    for name, options, told in (
+        ("unit", {"shard": "full", "shard_unit": 3}, "a unit of 3 layers is larger than the deepest stack"),
+        ("hybrid", {"shard": "hybrid"}, "hybrid shards need several machines"),
+    ):
+        run = new_run(tmp_path / name, corpus, train=options)
+        on(pool, 2, run, shared_runs.check_refused, told)
+
+
+def test_a_sharded_configuration_is_diagnosed_on_one_process(corpus: Path) -> None:
+    config = build(RunConfig, table(corpus, train={"shard": "full", "shard_unit": 2}))
+    assert diagnose(config, steps=1, device="cpu").measured.changes

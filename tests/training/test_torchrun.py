@@ -13,17 +13,18 @@ from typing import Any
 import pytest
 
 from kilolayer.config import dump, merge
-from kilolayer.runs.checkpoint import steps
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from tests.fixtures.small_runs import last_checkpoint, new_run, record, table
 
 pytestmark = pytest.mark.slow
 
-SPARSE: dict[str, Any] = {
-    "model": {"dropout": 0.1, "moe": {"experts": 4}},
-    "train": {"steps": 40, "save_every": 3, "valid_every": 9, "layers_every": 5},
+TRAIN = {"steps": 40, "save_every": 3, "valid_every": 9, "layers_every": 5}
+FORMS: dict[str, dict[str, Any]] = {
+    "experts": {"model": {"dropout": 0.1, "moe": {"experts": 4}}, "train": TRAIN},
+    "shards": {"model": {"dropout": 0.1}, "train": {**TRAIN, "shard": "full"}},
 }
+"""What the processes share."""
 
 
 STARTED: list[subprocess.Popen[str]] = []
@@ -57,9 +58,14 @@ def wait_for_step(run: Run, step: int, process: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="module", params=FORMS)
+def form(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return FORMS[request.param]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[str, Any]:
-    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **SPARSE)
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path, form: dict[str, Any]) -> dict[str, Any]:
+    run = new_run(tmp_path_factory.mktemp("undisturbed") / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     _, told = process.communicate(timeout=60)
     assert process.returncode == 0, told
@@ -68,9 +74,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> dict[
 
 @pytest.mark.parametrize("first", [True, False])
 def test_killed_they_start_again_and_end_with_the_same_bits(
-    tmp_path: Path, corpus: Path, undisturbed: dict[str, Any], first: bool
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any], first: bool
 ) -> None:
-    run = new_run(tmp_path / "run", corpus, **SPARSE)
+    run = new_run(tmp_path / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
     holder = int((run.folder / "lock").read_text().split()[0])
@@ -83,26 +89,10 @@ def test_killed_they_start_again_and_end_with_the_same_bits(
     assert record(run) == undisturbed
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_shards_are_saved_in_parts_and_go_on_after_a_kill(tmp_path: Path, corpus: Path, first: bool) -> None:
-    dense = {"model": {"dropout": 0.1}, "train": {**SPARSE["train"], "save_every": 1, "shard": "full"}}
-    whole, broken = (new_run(tmp_path / name, corpus, **dense) for name in ("whole", "broken"))
-    for run in (whole, broken):
-        process = start("--resume", str(run.folder))
-        if run is broken:
-            wait_for_step(run, 5, process)
-            holder = int((run.folder / "lock").read_text().split()[0])
-            others = [pid for pid in children_of(process.pid) if pid != holder]
-            os.kill(holder if first else others[0], signal.SIGKILL)
-        _, told = process.communicate(timeout=120)
-        assert process.returncode == 0, told
-        assert ("resumed at step" in told) == (run is broken)
-        assert all((path / "model-00002-of-00002.safetensors").exists() for path in steps(run.checkpoints))
-    assert record(broken) == record(whole)
-
-
-def test_a_new_run_goes_on_after_a_restart(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
-    (config := tmp_path / "small.toml").write_text(dump(table(corpus, **SPARSE)))
+def test_a_new_run_goes_on_after_a_restart(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any]
+) -> None:
+    (config := tmp_path / "small.toml").write_text(dump(table(corpus, **form)))
     folder = tmp_path / "run"
     process = start(str(config), "--run", str(folder), restarts=1)
     while not (folder / "config.toml").exists():
@@ -124,8 +114,10 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
-def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, corpus: Path, undisturbed: dict[str, Any]) -> None:
-    run = new_run(tmp_path / "run", corpus, **SPARSE)
+def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], undisturbed: dict[str, Any]
+) -> None:
+    run = new_run(tmp_path / "run", corpus, **form)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
     process.send_signal(signal.SIGTERM)
@@ -139,10 +131,10 @@ def test_a_signal_to_torchrun_ends_the_run_with_a_checkpoint(tmp_path: Path, cor
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
-    tmp_path: Path, corpus: Path, number: signal.Signals
+    tmp_path: Path, corpus: Path, form: dict[str, Any], number: signal.Signals
 ) -> None:
     """With or without a signal to it before."""
-    sections = merge(SPARSE, {"train": {"steps": 100_000}})
+    sections = merge(form, {"train": {"steps": 100_000}})
     run = new_run(tmp_path / "run", corpus, **sections)
     process = start("--resume", str(run.folder))
     wait_for_step(run, 5, process)
@@ -158,9 +150,11 @@ def test_when_torchrun_is_killed_its_processes_end_with_a_checkpoint(
     assert last_checkpoint(run).step == read_metrics(run.folder)[-1]["step"] >= 5
 
 
-@pytest.mark.parametrize(("frozen", "shard"), [(0, "none"), (1, "none"), (1, "full")])
-def test_one_that_stands_still_is_named_and_ends_the_run(tmp_path: Path, corpus: Path, frozen: int, shard: str) -> None:
-    run = new_run(tmp_path / "run", corpus, **merge(SPARSE, {"train": {"steps": 100_000, "timeout": 4.0, "shard": shard}}))
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_one_that_stands_still_is_named_and_ends_the_run(
+    tmp_path: Path, corpus: Path, form: dict[str, Any], frozen: int
+) -> None:
+    run = new_run(tmp_path / "run", corpus, **merge(form, {"train": {"steps": 100_000, "timeout": 4.0}}))
     process = start("--resume", str(run.folder), restarts=0)
     wait_for_step(run, 5, process)
     holder = int((run.folder / "lock").read_text().split()[0])

@@ -1,4 +1,4 @@
-"""Fast iteration over the modules of a deep model.
+"""Fast iteration over the modules of a deep model, and copies of them.
 
 Every search iterates over all modules, and `nn.Module.modules()` would take as long as several decoding steps.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -24,6 +27,16 @@ def tensors_of(model: nn.Module) -> list[Tensor]:
     """All parameters and buffers."""
     dictionaries = [each for module in modules_of(model) for each in (module._parameters, module._buffers) if each]
     return [tensor for each in dictionaries for tensor in each.values() if tensor is not None]
+
+
+def shallow_copy(module: AnyModule, **attributes: Any) -> AnyModule:
+    """A second module of the same class that shares all attributes but these.
+
+    `copy.copy` would call the constructor of a class that FSDP2 has changed.
+    """
+    copied = object.__new__(type(module))
+    vars(copied).update(vars(module) | attributes)
+    return copied
 
 
 @contextmanager

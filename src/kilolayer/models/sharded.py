@@ -25,6 +25,11 @@ def plain_class(module: nn.Module) -> type[nn.Module]:
     return next(cls for cls in type(module).__mro__ if not cls.__module__.startswith(HOME))
 
 
+def is_unit(module: nn.Module) -> bool:
+    """Whether `fully_shard` has changed the module, so that a call of it gathers its weights."""
+    return plain_class(module) is not type(module)
+
+
 def write_once(
     model: nn.Module, tensors: Callable[[nn.Module], dict[str, Tensor]], write: Callable[[dict[str, Tensor]], None]
 ) -> None:
@@ -55,7 +60,7 @@ def write_once(
 
 
 def _units(model: nn.Module) -> Iterator[Any]:
-    return (module for module in model.modules() if plain_class(module) is not type(module))
+    return filter(is_unit, model.modules())
 
 
 @torch.no_grad()

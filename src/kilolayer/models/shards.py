@@ -1,4 +1,4 @@
-"""Matrices in shards: each of several processes holds some rows of every matrix, and FSDP2 gathers those of a layer to compute it.
+"""Matrices in shards: each of several processes holds some rows of every matrix, and FSDP2 gathers a layer's to compute it.
 
     gathered = all_gather(rows),    rows.grad = reduce_scatter(gathered.grad)
 
@@ -8,6 +8,7 @@ Norms, biases of norms, scales and routers, which are small, stay whole on each 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from kilolayer.layers.initialize import KeyedGenerator, reset
 from kilolayer.layers.projection import PreciseProjection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import IN_PRODUCTS, Model
-from kilolayer.models.sharded import is_shard, plain_class
+from kilolayer.models.sharded import is_shard, is_unit, plain_class
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.router import Router
 from kilolayer.moe.shard import expert_group
@@ -38,17 +39,19 @@ ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def shard_mesh(group: ExpertGroup, *, hybrid: bool) -> DeviceMesh:
-    """All processes of the group, which share every matrix; hybrid: those of one machine do, and machines have copies."""
+def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
+    """All processes of the group, which share every matrix; hybrid: those of one machine do, and machines have copies.
+
+    kind: of their devices, "cpu" or "cuda".
+    """
     from torch.distributed.device_mesh import DeviceMesh
 
-    kind = group.device.type
     if not hybrid:
         return DeviceMesh.from_group(group.processes, kind, mesh_dim_names=("shard",))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
     if here == group.size or group.size % here:
         raise OptionError(
-            f"hybrid shards need several machines with equally many processes; {here} of {group.size} processes are on this one",
+            f"hybrid shards need several machines with equally many processes; here are {here} of {group.size}",
             where="train.shard",
             fix='set it to "full"',
         )
@@ -56,7 +59,8 @@ def shard_mesh(group: ExpertGroup, *, hybrid: bool) -> DeviceMesh:
     backend = dist.get_backend(group.processes)
     copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=backend)
     shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=backend)
-    return DeviceMesh.from_group([copies, shards], kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
+    groups: Any = [copies, shards]
+    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
 
 
 def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None) -> None:
@@ -75,6 +79,8 @@ def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dt
             where="train.shard_unit",
             fix=f"allowed: 1 to {deepest}",
         )
+    # Of outputs that are views, which no layer of ours changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     sharded = set(matrices_of(model))
     policy = MixedPrecisionPolicy(
         param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
@@ -125,8 +131,9 @@ def materialize_shards(model: Model, device: torch.device) -> None:
         for key, shard in shards.items():
             local(shard).copy_(rows_of(empty[key], shard))
         for key in module._parameters.keys() - shards.keys():
-            if (own := module._parameters[key]) is not None:
-                own.copy_(empty[key])
+            own, filled = module._parameters[key], empty[key]
+            if own is not None and filled is not None:
+                own.copy_(filled)
     # Made outside of torch.inference_mode, in which a run may begin with a validation.
     for unit in units_of(model):
         unit.unshard()
@@ -135,12 +142,12 @@ def materialize_shards(model: Model, device: torch.device) -> None:
 
 def units_of(model: nn.Module) -> Iterator[Any]:
     """The modules that `shard_matrices` has made units of FSDP2, the model first; nothing if it is not sharded."""
-    return (module for module in model.modules() if plain_class(module) is not type(module))
+    return filter(is_unit, model.modules())
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """What this process holds of a tensor: its rows of a sharded one, or all of it. It shares their memory."""
-    return tensor.to_local() if is_shard(tensor) else tensor  # pyright: ignore[reportCallIssue]
+    return tensor.to_local() if is_shard(tensor) else tensor
 
 
 def shard_group(shard: Any) -> ExpertGroup:
@@ -149,7 +156,7 @@ def shard_group(shard: Any) -> ExpertGroup:
 
 
 def group_in_step(model: nn.Module) -> ExpertGroup | None:
-    """The processes that run each forward pass together, because they share the model's experts or matrices; None: no others."""
+    """The processes that run each forward pass together, as they share the model's experts or matrices; None: only this."""
     shard = next((weight for weight in model.parameters() if is_shard(weight)), None)
     return expert_group(model) if shard is None else shard_group(shard)
 
@@ -168,20 +175,9 @@ def rows_of(whole: Any, shard: Any) -> Tensor:
     return whole[rows.start : rows.stop]
 
 
-def gather_rows(rows: Tensor, shard: Any) -> Tensor:
-    """The whole tensor, on every process, whose rows are divided like those of `shard`; all processes call it."""
-    from torch.distributed.tensor import DTensor
-
-    begin_collective()
-    parts = DTensor.from_local(
-        rows.to(local(shard).device), shard.device_mesh, shard.placements, shape=shard.shape, stride=shard.stride()
-    )
-    return parts.full_tensor()
-
-
 @contextmanager
 def gathered_outside_layers(model: nn.Module) -> Iterator[None]:
-    """A context in which what is outside of the layers, such as tables, is gathered, so that parts of the model can be called."""
+    """A context in which what is outside of the layers, such as tables, is gathered: parts of the model can be called."""
     root = next(units_of(model), None)
     if root is not None:
         root.unshard()

@@ -23,7 +23,8 @@ class Group:
 
     rates: the factor on the learning rate of each weight. of_experts: whether each expert of a sparse model has its own copy of
     these weights. sharers: the processes among which the weights are divided, each of which has its part here; None if all are
-    whole. of_shards: whether they are divided by FSDP2. buffers: [size] each: the slots of the rule by name, and optionally `masters`, `sums` and `weights`.
+    whole. of_shards: whether they are divided by FSDP2. buffers: [size] each: the slots of the rule by name, and optionally
+    `masters`, `sums` and `weights`.
     """
 
     names: list[str]

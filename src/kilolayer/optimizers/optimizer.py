@@ -85,7 +85,7 @@ class Optimizer:
         for group in self.groups:
             if precise is not None and group.weights[0] in precise:
                 group.keep_masters(precise)
-            if sums and not group.of_shards:  # FSDP2 has summed those of shards over the processes
+            if sums:
                 group.keep_sums()
             if sums and group.masters is None and self.device.type == "cpu" and not group.of_shards:
                 group.join_weights()
@@ -107,8 +107,7 @@ class Optimizer:
         """Add the gradients of the last backward pass to the sums."""
         for own, shard in self.shards:
             if shard.grad is not None:
-                gradient, shard.grad = local(shard.grad), None
-                own.grad = gradient if own.grad is None else own.grad.add_(gradient)
+                own.grad, shard.grad = local(shard.grad), None
         summed = [group for group in self.groups if group.sums is not None]
         if self.kernel is not None and summed:
             self.kernel.collect()

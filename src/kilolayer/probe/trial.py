@@ -42,14 +42,13 @@ class Measured:
 
 
 class Trial:
-    """A run in memory, from its first step on, in this process alone."""
+    """A run in memory, from its first step on."""
 
     def __init__(self, config: RunConfig, task: Task) -> None:
         """config: as returned by `task.resolve`."""
         config = in_steps(config, task)
         train = config.train.in_steps(0)
-        train = replace(train, precision=choose_precision(train), shard="none", shard_unit=1)
-        self.config = replace(config, train=train)
+        self.config = replace(config, train=replace(train, precision=choose_precision(train), shard="none", shard_unit=1))
         # No file in the folder is read or written: the trainer uses it only for checkpoints.
         self.trainer = Trainer(Run(Path(), self.config), task)
         self.trainer.begin(None)

@@ -27,8 +27,13 @@ SHARED: dict[str, tuple[str, ...]] = {
         *("train.keep", "train.average", "train.tensorboard", "train.trackers"),
     ),
     "where and how it computes": (
-        *("train.device", "train.threads", "train.recompute", "train.eager", "train.timeout"),
-        *("train.shard", "train.shard_unit"),
+        "train.device",
+        "train.threads",
+        "train.recompute",
+        "train.eager",
+        "train.timeout",
+        "train.shard",
+        "train.shard_unit",
     ),
 }
 """The options of all tasks that may change when a run is resumed."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from kilolayer.errors import OptionError
 from kilolayer.layers.block import Block
 from kilolayer.layers.context import Sequences
+from kilolayer.layers.modules import shallow_copy
 from kilolayer.layers.stack import Stack
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
@@ -36,9 +37,7 @@ class Runtime:
         """The model with this runtime: a second model that shares all modules and weights."""
         if runtime_of(model) is self:
             return model
-        bound = object.__new__(type(model))  # copy.copy would call the constructor of a class that FSDP2 has changed
-        vars(bound).update(vars(model) | {"runtime": self})
-        return bound
+        return shallow_copy(model, runtime=self)
 
     def training_form(
         self, model: AnyModel, device: torch.device, say: Callable[[str], None], *, eager: bool, recompute: Recompute

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import kilolayer.speed.operators.grouped
 import kilolayer.speed.operators.short_attention  # noqa: F401, registers its operators
 from kilolayer.layers.block import Block, MultiwayBlock
+from kilolayer.models.sharded import plain_class
 from kilolayer.speed.fast_layer import run_layer
 from kilolayer.speed.fast_multiway import Ways, run_ways
 from kilolayer.speed.operators import kernels
@@ -47,13 +48,16 @@ ATTENTION = {
 
 
 @contextmanager
-def compiler_settings(recompute: Recompute) -> Iterator[None]:
-    """A context with the compiler's settings, for every call of a compiled layer, because any call may compile."""
+def compiler_settings(recompute: Recompute, *, of_shards: bool) -> Iterator[None]:
+    """A context with the compiler's settings, for every call of a compiled layer, because any call may compile.
+
+    of_shards: the layers are units of FSDP2, whose own numbers, such as heads, the compiler would take for variables.
+    """
     settings = torch._dynamo.config
     with ExitStack() as stack:
         # Python numbers are constants; the limit on recompilations counts the layers of all models of a process together.
         limit = settings.accumulated_recompile_limit
-        stack.enter_context(settings.patch(specialize_float=True, recompile_limit=limit))
+        stack.enter_context(settings.patch(specialize_float=True, specialize_int=of_shards, recompile_limit=limit))
         # Two sizes that happen to be equal must not be treated as one.
         stack.enter_context(shape_config.patch(use_duck_shape=False))  # pyright: ignore[reportAttributeAccessIssue]
         stack.enter_context(partition_config.patch(activation_memory_budget=BUDGETS[recompute]))
@@ -77,7 +81,7 @@ def _own_copy(kind: LayerKind, recompute: Recompute) -> RunLayer:
 
 def kind_of(layer: Block | Ways) -> LayerKind:
     """The kind of a layer."""
-    return (MultiwayBlock, False) if isinstance(layer, Ways) else (type(layer), layer.is_sparse)
+    return (MultiwayBlock, False) if isinstance(layer, Ways) else (cast("type[Block]", plain_class(layer)), layer.is_sparse)
 
 
 def function_of(kind: LayerKind) -> RunLayer:

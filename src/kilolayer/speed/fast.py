@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from kilolayer.layers.block import MultiwayBlock
 from kilolayer.layers.embedding import Embedding, VocabularyProjection, scores_of
+from kilolayer.layers.modules import shallow_copy
 from kilolayer.layers.stack import Stack
+from kilolayer.models.sharded import plain_class
 from kilolayer.speed.compiler import Recompute
 from kilolayer.speed.fast_layer import why_unfused
 from kilolayer.speed.fast_multiway import ways_of
@@ -26,7 +28,7 @@ def unfused_residuals(form: nn.Module) -> list[str]:
     texts = []
     for stack in form.modules():
         if isinstance(stack, FastStack) and stack.product_dtype in (torch.bfloat16, torch.float16):
-            known = [block for block in stack.layers() if type(block) in LAYERS]
+            known = [block for block in stack.layers() if plain_class(block) in LAYERS]
             first = known[0] if known else None
             reason = None if first is None else why_unfused(ways_of(first).A if isinstance(first, MultiwayBlock) else first)
             if reason is not None:
@@ -79,9 +81,7 @@ def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
     parts = {name: None if part is None else fast_form(part, recompute) for name, part in module._modules.items()}
     if all(part is module._modules[name] for name, part in parts.items()):
         return module
-    form = object.__new__(type(module))  # copy.copy would call the constructor of a class that FSDP2 has changed
-    vars(form).update(vars(module) | {"_modules": parts})
-    return form
+    return shallow_copy(module, _modules=parts)
 
 
 def _as_class(kind: type[nn.Module], module: nn.Module) -> nn.Module:

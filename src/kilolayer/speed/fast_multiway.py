@@ -6,7 +6,6 @@ are put one after the other, and what each position has read goes back to its pa
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar, cast
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from kilolayer.layers.attention import SelfAttention
 from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.cache import KeyCache
+from kilolayer.layers.modules import shallow_copy
 from kilolayer.layers.multiway import Multiway
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.sublayer import Sublayer
@@ -63,9 +63,7 @@ def _way_of(module: AnyModule, way: str) -> AnyModule:
     parts = {name: None if part is None else _way_of(part, way) for name, part in module._modules.items()}
     if all(part is module._modules[name] for name, part in parts.items()):
         return module
-    form = copy.copy(module)
-    form._modules = parts
-    return form
+    return shallow_copy(module, _modules=parts)
 
 
 def part_at(ways: Ways, split: int, length: int) -> Block | Ways:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Self, cast
+from functools import partial
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from kilolayer.layers.context import AttentionContext, Sequences
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
+from kilolayer.models.sharded import is_unit, plain_class
 from kilolayer.speed.compiler import (
     LayerKind,
     Recompute,
@@ -92,11 +94,12 @@ class FastStack(Stack):
         state = State.of(x)
         if reasons[0] is None:
             state = first_state_of(blocks[0], x, self.product_dtype, following[-1], context.split)
-        with compiler_settings(self.recompute) if self.compiled else nullcontext():
+        of_shards = is_unit(self.blocks[0])
+        with compiler_settings(self.recompute, of_shards=of_shards) if self.compiled else nullcontext():
             for index, block in enumerate(blocks):
                 if not isinstance(self.stream, Latest):
                     state = State.of(self.stream.read(history, index))
-                run = self._form_of(block, reasons[index], caches)
+                run = self._form_of(index, block, reasons[index], caches)
                 own = None if seeds is None else seeds[index]
                 read = self.view_of_layer(context, index)
                 state, found = run(block, state, read, caches[index] if caches else None, following[index], own)
@@ -108,8 +111,8 @@ class FastStack(Stack):
         states = self.top(self.stream.end(history))
         return StackOutput(states, tuple(kept) if hidden_states else None, tuple(routing) or None)
 
-    def _form_of(self, block: Block | Ways, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
-        """The function that runs this layer: compiled, by operators, or the plain module, for a reason that is logged."""
+    def _form_of(self, index: int, block: Block | Ways, reason: str | None, caches: Sequence[KeyCache] | None) -> RunLayer:
+        """The function that runs a layer: compiled, by operators, or the plain module, for a reason that is logged."""
         trains = self.blocks.training and caches is None
         if reason is not None and reason not in self._logged:
             self._logged.add(reason)
@@ -117,9 +120,10 @@ class FastStack(Stack):
         if reason is not None or not self._has_operators():
             return recomputed(_run_plain, self.recompute) if trains else _run_plain
         run, compiled = function_of(kind_of(block)), self.compiled.get(kind_of(block))
-        if not trains:
-            return run
-        return recomputed(run, self.recompute) if compiled is None else compiled
+        if trains:
+            run = recomputed(run, self.recompute) if compiled is None else compiled
+        layer = self.blocks[index]
+        return partial(_run_gathered, run, layer) if is_unit(layer) else run
 
     def _has_operators(self) -> bool:
         """Whether layers are run by operators here, and not as plain modules."""
@@ -185,6 +189,15 @@ class FastStack(Stack):
         return attention is not None and can_run_short_attention(device, self.product_dtype, longest, attention.head_dim)
 
 
+def _run_gathered(run: RunLayer, layer: nn.Module, block: Block | Ways, *inputs: Any) -> tuple[State, Routing | None]:
+    """`run` in a call of the layer, around which FSDP2's hooks gather its matrices and divide their gradients."""
+    vars(layer)["forward"] = partial(run, block)
+    try:
+        return layer(*inputs)
+    finally:
+        del vars(layer)["forward"]
+
+
 def _run_plain(
     block: Block, x: State, context: AttentionContext, cache: KeyCache | None, following: nn.Module | None, seeds: Tensor | None
 ) -> tuple[State, Routing | None]:
@@ -195,4 +208,4 @@ def _run_plain(
 
 def _has_fixed_shapes(block: Block) -> bool:
     """Whether the layer is one of ours and its shapes depend only on its input's; not so if processes share its experts."""
-    return type(block) in LAYERS and getattr(getattr(block.feedforward, "f", None), "group", None) is None
+    return plain_class(block) in LAYERS and getattr(getattr(block.feedforward, "f", None), "group", None) is None

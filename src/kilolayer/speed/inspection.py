@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -14,6 +16,7 @@ from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.projection import Projection
 from kilolayer.layers.scale import Constant, HeadScale, LayerConstant, LearnedScale, Shift
 from kilolayer.layers.sublayer import DropPath, ExtendedSublayer, Sublayer
+from kilolayer.models.sharded import HOME, is_unit, plain_class
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.router import Router
@@ -33,8 +36,9 @@ class Inspection:
     def __init__(self, layer: nn.Module) -> None:
         modules = dict(layer.named_modules())
         self.layer = layer
-        self.names = [f"{type(layer).__name__}{'.' * bool(name)}{name}" for name in modules for _ in range(4)]
+        self.names = [f"{plain_class(layer).__name__}{'.' * bool(name)}{name}" for name in modules for _ in range(4)]
         self.hooks = [hooks for module in modules.values() for hooks in _hooks(module)]
+        self.is_gathered = is_unit(layer)
         self.children = [(module._modules, tuple(module._modules.values())) for module in modules.values() if module._modules]
         self.attributes = [vars(module) for module in modules.values()]
         self.replaced = sum("forward" in attributes for attributes in self.attributes)
@@ -51,9 +55,11 @@ class Inspection:
         """Why the layer must run as a plain module; None if its fast form may be used."""
         if self.foreign is not None:
             return self.foreign
-        if not any(self.hooks):
+        own = 4 if self.is_gathered else 0  # the first four are those of the layer itself
+        if not any(self.hooks[own:]) and all(map(_gathers, self.hooks[:own])):
             return None
-        return f"a hook is registered on {next(name for name, hooks in zip(self.names, self.hooks, strict=True) if hooks)}"
+        found = (name for name, hooks in zip(self.names, self.hooks, strict=True) if hooks and not _gathers(hooks))
+        return f"a hook is registered on {next(found)}"
 
 
 def global_hook() -> str | None:
@@ -76,6 +82,11 @@ def has_hooks(model: nn.Module) -> bool:
     )
 
 
+def _gathers(hooks: dict[int, Any]) -> bool:
+    """Whether all hooks are those by which FSDP2 gathers a layer's matrices, which its fast form calls too."""
+    return all(hook.__module__.startswith(HOME) for hook in hooks.values())
+
+
 def _hooks(module: nn.Module) -> tuple[dict, ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
@@ -87,8 +98,9 @@ def is_known_part(module: nn.Module) -> bool:
 
 def _foreign_part(layer: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     for name, module in modules.items():
-        if not (is_known_part(module) if name else type(module) in LAYERS):
-            return f"{name or 'a layer'} is a {type(module).__name__}"
+        kind = plain_class(module)
+        if not (is_known_part(module) if name else kind in LAYERS):
+            return f"{name or 'a layer'} is a {kind.__name__}"
         if "forward" in vars(module):
             return f"the forward of {name or 'a layer'} was replaced"
     return None

@@ -101,8 +101,8 @@ class TrainConfig:
     """What the backward pass recomputes to save memory (activation checkpointing): nothing, cheap operations, or each layer
     from its input."""
     shard: Literal["none", "full", "hybrid"] = "none"
-    """What several processes share: nothing, so that each holds the whole model and its optimizer; full: each holds its part of
-    every matrix, of its gradient and of its optimizer's state (FSDP2); hybrid: full within each machine, copies between them."""
+    """What several processes share: nothing, so that each holds the whole model and its optimizer; full: each holds some rows
+    of every matrix, of its gradient and of its moments (FSDP2); hybrid: full within each machine, and machines have copies."""
     shard_unit: int = bounded(1, least=1, most=10**6)
     """Layers whose matrices are gathered together when they are computed: several take more memory, and less time in a deep
     model."""

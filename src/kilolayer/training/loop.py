@@ -157,7 +157,8 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
         trainer.run.runtime,
         trainer.task.device_work,
     )
-    validation = stepper.recorder.sharing_pool("validation runs")
+    # A validation keeps tables gathered from its first run to its last, and the next one elsewhere in memory.
+    validation = Recorder(trainer.device) if trainer.placement.together else stepper.recorder.sharing_pool("validation runs")
     # A validation that was interrupted by a signal before the run was resumed.
     _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
     while trainer.step < config.steps and not trainer.processes.largest(stop.signal):
@@ -250,7 +251,10 @@ def _log_start(trainer: Trainer, progress: Progress) -> None:
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
     progress.say(trainer.batches.summary)
     if size > 1:
-        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step")
+        shared = ", matrices in shards" if placement.mesh is not None else ""
+        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step{shared}")
+    elif trainer.config.shard != "none":
+        progress.say("one process is left, which holds the whole model")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
     if not trainer.task.identifies_held_out:

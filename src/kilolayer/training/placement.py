@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.errors import OptionError
@@ -56,12 +57,11 @@ class Placement:
         dtype: torch.dtype | None = None,
     ) -> None:
         self.config, self.processes, self.device, self.seed = config, processes, device, seed
-        self.shard, self.unit = shard, unit
-        self.mesh = None
+        self.unit, self.mesh = unit, None
         if shard != "none":
             self._check_shards()
-            assert processes.group is not None
-            self.mesh = shard_mesh(processes.group, hybrid=shard == "hybrid")
+            if processes.group is not None:
+                self.mesh = shard_mesh(processes.group, device.type, hybrid=shard == "hybrid")
         self.shares_experts = config.moe is not None and processes.group is not None
         self.model = self._build(dtype)
 
@@ -126,8 +126,10 @@ class Placement:
         """Load the weights of a whole model, which were found in `folder`."""
         own, rows = self.model.state_dict(), self._rows()
         check_fit(self.outline(own), outline_of(weights), folder)
+        shards = {name for name, tensor in outline_of(weights).items() if is_shard(tensor)}  # of a model like this one
         for name, tensor in own.items():
-            local(tensor).copy_(rows_from(weights, name, rows[name][0] if name in rows else None))
+            wanted = rows[name][0] if name in rows else None
+            local(tensor).copy_(local(weights[name]) if name in shards else rows_from(weights, name, wanted))
 
     def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
         """Set residual scales from a batch. A model whose parts are on several processes is built once more for that: with all
@@ -138,6 +140,7 @@ class Placement:
             return
         if not self.shares_experts:
             precise = self._build(None).train()
+            assert isinstance(precise, Model)
             calibrate(precise, inputs)
             found = precise.state_dict()
             for name, tensor in self.model.state_dict().items():
@@ -188,7 +191,8 @@ class Placement:
         return model
 
     def _check_shards(self) -> None:
-        if self.processes.group is None:
+        # torchrun may have started several before, and go on with one after the others have died.
+        if self.processes.group is None and not dist.is_torchelastic_launched():
             raise OptionError(
                 "there is one process, which has nobody to share the model with",
                 where="train.shard",

@@ -41,6 +41,8 @@ Factor = Literal["match_rms_adamw", "original"]
 class Muon(UpdateRule):
     """`Orthogonal` for hidden matrices, AdamW for all other weights, with the same learning rate and weight decay."""
 
+    elementwise: ClassVar[bool] = False
+
     momentum: float = bounded(0.95, least=0, below=1)
     """Decay rate of the running mean of the gradient of hidden matrices."""
     nesterov: bool = True

@@ -1,0 +1,151 @@
+"""A step of a model in shards beside one of the whole model, on one GPU.
+
+python benchmarks/shards/run.py OUT [step memory] [--tiny]
+
+`step`: one process shares the model with itself over NCCL, so that everything is gathered and divided and nothing is sent: what
+sharding costs the host and the GPU apart from a network. 100L-100L as in benchmarks/speed, and a wide decoder of 24 layers,
+d 2048, each with units of several sizes. `memory`: 500L-500L with d 1024 on the first of eight processes that PyTorch's fake
+process group pretends: values are meaningless, memory is right. Writes OUT/results.json, after each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from batch import PAD, batch
+from jobs import Setting
+from ours import model_config
+from run_pool import versions
+
+from kilolayer.data.batches import Batch
+from kilolayer.data.windows import TextBatch
+from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.processes import Processes
+from kilolayer.runtime.recorder import Recorder
+from kilolayer.speed.runtime import FAST
+from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.training.guard import Guard
+from kilolayer.training.placement import Placement
+from kilolayer.training.step import Stepper
+
+DEEP = Setting("translation", 100, 16, 256, 512, 8, 2048, 32_000, dropout=0.1)
+WIDE = Setting("language", 24, 8, 1024, 2048, 16, 8192, 32_000, dropout=0.1)
+THOUSAND = Setting("translation", 500, 16, 256, 1024, 16, 4096, 32_000, dropout=0.1)
+TINY = Setting("translation", 2, 2, 8, 32, 2, 64, 50, dropout=0.1)
+UNITS = {"deep": (1, 5, 10, 25), "wide": (1, 2, 4)}
+WARM, TIMED = 6, 12
+
+
+def measure(setting: Setting, processes: Processes, device: torch.device, **train: Any) -> dict[str, Any]:
+    """The time of a step and the memory that it needs; what the trainer says tells whether steps are recorded."""
+    usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
+    config = TrainConfig(**usual | train)
+    dtype = torch.bfloat16 if device.type == "cuda" else None
+    placement = Placement(model_config(setting), processes, device, 1, shard=config.shard, unit=config.shard_unit, dtype=dtype)
+    model, said = placement.model.train(), list[str]()
+    precise = None if dtype is None else model.cast_weights(dtype)
+    sums = processes.size > 1 or device.type == "cpu"
+    optimizer = make_optimizer(model, config, precise, sums=sums, runtime=FAST)
+    stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, said.append, processes=processes, runtime=FAST)
+    source, target, labels = batch(setting, torch.device("cpu"))
+    tokens = int((labels != PAD).sum())
+    read = Batch(source, target, labels, tokens) if setting.task == "translation" else TextBatch(target, labels, tokens)
+    before, losses = time.perf_counter(), list[float]()
+    for _ in range(WARM):
+        losses.append(stepper.step([read], 1e-4).loss)
+    started = time.perf_counter() - before
+    times = []
+    for _ in range(TIMED):
+        wait(device)
+        before = time.perf_counter()
+        losses.append(stepper.step([read], 1e-4).loss)
+        wait(device)
+        times.append((time.perf_counter() - before) * 1e3)
+    recorder: Any = stepper.recorder
+    found = {
+        "ms": round(median(times), 2),
+        "recorded": type(recorder) is not Recorder and bool(recorder.recordings),
+        "first_steps_seconds": round(started, 1),
+        "losses": [round(loss, 5) for loss in losses],
+        "said": said,
+    }
+    if device.type == "cuda":
+        found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
+        torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def measured(*given: Any, **train: Any) -> dict[str, Any]:
+    """`measure`, or why it failed: a row that does not fit must not end the others."""
+    try:
+        return measure(*given, **train)
+    except Exception as error:
+        return {"fault": f"{type(error).__name__}: {error}"[:2000]}
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("parts", nargs="*", default=["step", "memory"])
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found: dict[str, Any] = {"command": "python benchmarks/shards/run.py OUT", "made_with": versions(), "rows": {}}
+
+    def keep(name: str, row: dict[str, Any]) -> None:
+        found["rows"][name] = row
+        print(name, json.dumps(row), flush=True)
+        (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+
+    if "step" in options.parts:
+        store = HashStore()
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        one = Processes(dist.group.WORLD)
+        if device.type == "cuda":
+            one.group = ExpertGroup.of(dist.new_group(backend="nccl"))
+        for name, setting in (("deep", DEEP), ("wide", WIDE)):
+            setting = TINY if options.tiny else setting
+            for eager in (False, True):
+                keep(f"{name}, whole{', eager' * eager}", measured(setting, Processes(), device, eager=eager))
+            for unit in (1, 2) if options.tiny else UNITS[name]:
+                row = measured(setting, one, device, shard="full", shard_unit=unit)
+                keep(f"{name}, units of {unit}", row)
+        dist.destroy_process_group()
+    if "memory" in options.parts:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+        fake = Processes(dist.group.WORLD)
+        setting = TINY if options.tiny else THOUSAND
+        for recompute in ("layer", "selective"):
+            row = measured(setting, fake, device, shard="full", recompute=recompute)
+            keep(f"thousand, first of 8, recompute {recompute}", row)
+
+
+if __name__ == "__main__":
+    main()
