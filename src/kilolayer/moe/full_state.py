@@ -36,14 +36,6 @@ def join_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
     return whole
 
 
-def own_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This process's part of the tensors that `join_state` returned."""
-    group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
-    if group is None:
-        return dict(state)
-    return {name: own_experts(tensor, group) if owner(name) in of_experts else tensor for name, tensor in state.items()}
-
-
 @torch.no_grad()
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load the weights and buffers of a whole model into `model`; if processes share the experts, each takes its own.
