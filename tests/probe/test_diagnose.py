@@ -20,7 +20,7 @@ from kilolayer.probe.diagnosis import Settings
 from kilolayer.probe.diagnosis_page import render_diagnosis
 from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
-from kilolayer.runs.run import Run, load_weights
+from kilolayer.runs.run import Run
 from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
 from tests.fixtures.small_runs import LAYERED, SMALL, bytes_of, last_checkpoint, new_run_of, task_of
@@ -83,7 +83,7 @@ def test_a_run_is_measured_at_its_checkpoint_and_its_change_against_its_start(tm
     own = task_of(run)
     parts = own.on_device(next(own.training_batches(run.config.train.seed)).parts)
     start, later = (build_model(run.config.model, seed=run.config.train.seed).eval() for _ in range(2))
-    load_weights(later, load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"), run.folder)
+    later.load_state_dict(load_tensors(checkpoint.steps(run.checkpoints)[-1] / "model.safetensors"))
     with torch.no_grad():
         first, last = (own.loss(model, parts, hidden_states=True) for model in (start, later))
         assert found.loss == pytest.approx(float(last.total / last.count), rel=1e-5)

@@ -243,9 +243,9 @@ def test_files_of_many_pieces_are_whole_and_their_damage_is_placed(tmp_path: Pat
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, gate = checkpoint.save, threading.Event()
 
-    def slow(folder: Path, state: Checkpoint) -> Path:
+    def slow(folder: Path, state: Checkpoint, group: Any) -> Path:
         assert gate.wait(10)
-        return save(folder, state)
+        return save(folder, state, group)
 
     monkeypatch.setattr(checkpoint, "save", slow)
     state = made(1)
@@ -281,7 +281,7 @@ def save_and_end(folder: Path, error: BaseException) -> None:
 
 def test_who_asks_twice_does_not_wait_and_any_other_end_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save, gate = checkpoint.save, threading.Event()
-    monkeypatch.setattr(checkpoint, "save", lambda folder, state: gate.wait(10) and save(folder, state))
+    monkeypatch.setattr(checkpoint, "save", lambda folder, state, _: gate.wait(10) and save(folder, state))
     with pytest.raises(KeyboardInterrupt):
         save_and_end(tmp_path / "once", KeyboardInterrupt())
     assert not (tmp_path / "once").exists()

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,18 +60,11 @@ def load_tensors(
     expected: what the file can hold; the header of another one is not parsed. check: is given tensors of the same shapes on the
     meta device, and raises if these are not the ones that are wanted, before any of them is read.
     """
-    try:
-        with open_regular(path) as file:
-            header = _read_header(file, expected or Expected())
-            if check is not None:
-                check(_outline(header))
-            found = safetensors.torch.load_file(path, device=device)
-    except torch.OutOfMemoryError:
-        raise
-    except InputError as error:
-        raise error if error.where else InputError(error.what, where=str(path), fix=fix) from None
-    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
-        raise InputError(f"not a safetensors file: {error}", where=str(path), fix=fix) from None
+    with parsing(path, fix), open_regular(path) as file:
+        header = read_header(file, expected or Expected())
+        if check is not None:
+            check(_outline(header))
+        found = safetensors.torch.load_file(path, device=device)
     for name, tensor in found.items():
         if tensor.dtype not in DTYPES:
             raise InputError(
@@ -81,7 +75,20 @@ def load_tensors(
     return found
 
 
-def _read_header(file: io.BufferedReader, expected: Expected) -> bytes:
+@contextmanager
+def parsing(path: Path, fix: str) -> Iterator[None]:
+    """A context in which what the contents of a file raise becomes an error that names the file."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except InputError as error:
+        raise error if error.where else InputError(error.what, where=str(path), fix=fix) from None
+    except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
+        raise InputError(f"not a safetensors file: {error}", where=str(path), fix=fix) from None
+
+
+def read_header(file: io.BufferedReader, expected: Expected) -> bytes:
     """The header of a safetensors file; raises if the file holds, by its size and the braces in its header, something else."""
     number, size = expected.number, os.fstat(file.fileno()).st_size
     if size > expected.size:
@@ -135,23 +142,23 @@ def write_tensors(draft: Path, tensors: Mapping[str, Tensor]) -> None:
         raise unwritable(draft, error) from None
 
 
-def serialize(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+def serialize(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Iterator[bytes | memoryview]:
     """The parts of a safetensors file: its header, and the bytes of each tensor."""
-    header, ordered = _header(tensors)
+    header, ordered = _header(tensors, metadata)
     yield header
     for tensor in ordered:
         yield tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
-def file_size(tensors: Mapping[str, Tensor]) -> int:
+def file_size(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> int:
     """The size in bytes of the safetensors file of these tensors."""
-    return len(_header(tensors)[0]) + sum(tensor.nbytes for tensor in tensors.values())
+    return len(_header(tensors, metadata)[0]) + sum(tensor.nbytes for tensor in tensors.values())
 
 
-def _header(tensors: Mapping[str, Tensor]) -> tuple[bytes, list[Tensor]]:
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> tuple[bytes, list[Tensor]]:
     """The header with its length, and the tensors in their order in the file."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # so that each is aligned
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes

@@ -175,17 +175,6 @@ def rows_of(whole: Any, shard: Any) -> Tensor:
     return whole[rows.start : rows.stop]
 
 
-def gather_rows(rows: Tensor, shard: Any) -> Tensor:
-    """The whole tensor, on every process, whose rows are divided like those of `shard`; all processes call it."""
-    from torch.distributed.tensor import DTensor
-
-    begin_collective()
-    parts = DTensor.from_local(
-        rows.to(local(shard).device), shard.device_mesh, shard.placements, shape=shard.shape, stride=shard.stride()
-    )
-    return parts.full_tensor()
-
-
 @contextmanager
 def gathered_outside_layers(model: nn.Module) -> Iterator[None]:
     """A context in which what is outside of the layers, such as tables, is gathered: parts of the model can be called."""

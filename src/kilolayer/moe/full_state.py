@@ -30,18 +30,10 @@ def join_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tenso
         return dict(state)
     whole: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        joined = join_experts(tensor.to(group.device), group) if _owner(name) in of_experts else tensor
+        joined = join_experts(tensor.to(group.device), group) if owner(name) in of_experts else tensor
         if joined is not None and group.rank == 0:
             whole[name] = joined if joined is tensor else joined.cpu()
     return whole
-
-
-def own_state(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This process's part of the tensors that `join_state` returned."""
-    group, of_experts = expert_group(model), {name for name, _ in expert_parameters(model)}
-    if group is None:
-        return dict(state)
-    return {name: own_experts(tensor, group) if _owner(name) in of_experts else tensor for name, tensor in state.items()}
 
 
 @torch.no_grad()
@@ -69,7 +61,7 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         tensor.copy_(own_experts(given, group) if group is not None and name in of_experts else given)
 
 
-def _owner(name: str) -> str:
+def owner(name: str) -> str:
     """The parameter's name: NAME for NAME/mean."""
     return name.partition("/")[0]
 

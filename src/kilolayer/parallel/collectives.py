@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from kilolayer.errors import KilolayerError
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
 
 AT_ONCE = 2**24  # gradient elements per all-reduce
+Result = TypeVar("Result")
+
+
+def on_all(act: Callable[[], Result], group: ExpertGroup | None) -> list[Result]:
+    """Call `act` on each process and return the results of all, by rank; an error on one of them is raised on all.
+
+    group: of gloo; None: this process alone.
+    """
+    if group is None:
+        return [act()]
+    own: Result | Exception
+    try:
+        own = act()
+    except (OSError, KilolayerError) as error:
+        own = error
+    except Exception as error:
+        own = RuntimeError(f"process {group.rank} has failed: {error!r}")
+    everyones: list[Any] = [None] * group.size
+    begin_collective()
+    dist.all_gather_object(everyones, own, group=group.processes)
+    for each in everyones:
+        if isinstance(each, Exception):
+            raise each
+    return everyones
 
 
 def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:

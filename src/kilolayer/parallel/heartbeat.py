@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 _begun = 0
+_counting = threading.Lock()
 
 
 def begin_collective() -> None:
-    """Count a collective operation; call this before each one."""
+    """Count a collective operation; call this before each one, in any thread."""
     global _begun
-    _begun += 1
+    with _counting:
+        _begun += 1
 
 
 @contextmanager

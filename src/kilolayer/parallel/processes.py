@@ -90,6 +90,14 @@ class Processes:
         self.group = ExpertGroup.of(everyone)
         return own
 
+    def for_thread(self) -> ExpertGroup | None:
+        """A gloo group for one more thread of each process, so that its exchanges and training's do not meet."""
+        if self.numbers is None:
+            return None
+        own = dist.new_group(backend="gloo", timeout=PATIENCE)
+        assert isinstance(own, dist.ProcessGroup)
+        return ExpertGroup.of(own)
+
     @contextmanager
     def first_process_first(self) -> Iterator[None]:
         """Run the body on the first process, then on the others; if it fails on the first, the others exit silently."""

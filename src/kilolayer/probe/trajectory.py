@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import safetensors
 import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.files.reading import open_regular
 from kilolayer.files.tensors import Expected
 from kilolayer.models.model import Model
 from kilolayer.probe.propagation import Loss
@@ -65,7 +63,7 @@ class Saved:
 
     def __init__(self, paths: Sequence[Path], start: Mapping[str, Tensor] | None = None) -> None:
         self.paths, self.start = paths, start
-        self.files = [_opened(path / "model.safetensors") for path in paths]
+        self.saved = [checkpoint.open_tensors(path, checkpoint.MODEL) for path in paths]
 
     @classmethod
     def of(cls, folder: Path, start: Mapping[str, Tensor] | None = None, expected: Expected | None = None) -> Saved:
@@ -77,20 +75,13 @@ class Saved:
         return [*([] if self.start is None else [0]), *map(checkpoint.step_of, self.paths)]
 
     def read(self, name: str) -> list[Tensor]:
-        try:
-            saved = [file.get_tensor(name) for file in self.files]
-        except safetensors.SafetensorError as error:
-            where = str(self.paths[0].parent)
-            raise InputError(f"a checkpoint belongs to another model: {error}", where=where, fix="use the run's own") from None
+        for path, tensors in zip(self.paths, self.saved, strict=True):
+            if name not in tensors:
+                raise InputError(
+                    f"the checkpoint belongs to another model: it has no {name}", where=str(path), fix="use the run's own"
+                )
+        saved = [tensors[name] for tensors in self.saved]
         return saved if self.start is None else [self.start[name], *saved]
-
-
-def _opened(path: Path) -> safetensors.safe_open:
-    try:
-        with open_regular(path):
-            return safetensors.safe_open(path, framework="pt")
-    except safetensors.SafetensorError as error:
-        raise InputError(f"not a safetensors file: {error}", where=str(path), fix="use a checkpoint of a run") from None
 
 
 @dataclass(frozen=True)

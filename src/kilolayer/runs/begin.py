@@ -159,9 +159,8 @@ def _check_start(start: Origin, task: Task, config: RunConfig) -> None:
             where=str(start.folder),
             fix=f"set model.moe.experts to {there}" if there else "remove model.moe: a dense model cannot be made sparse",
         )
-    theirs, ours = (build_model(each, device="meta", seed=0) for each in (start.model, config.model))
-    weights = regridded(theirs.state_dict(), start.model, config.model)
-    check_fit(ours, task.adopt(weights, ours.state_dict()), start.folder)
+    theirs, ours = (build_model(each, device="meta", seed=0).state_dict() for each in (start.model, config.model))
+    check_fit(ours, task.adopt(regridded(theirs, start.model, config.model), ours), start.folder)
 
 
 def _check_means(config: RunConfig, processes: Processes) -> None:

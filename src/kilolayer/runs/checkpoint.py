@@ -2,6 +2,9 @@
 
     checkpoints/step-00001000/ {model.safetensors, optimizer.safetensors, state.json, manifest.json}
 
+Processes that share a model each write their own rows of it instead, to {model,optimizer}-00001-of-00004.safetensors and so on;
+the first one completes the checkpoint when all have written theirs.
+
 The manifest is written last. It lists every file with its size and the SHA-256 of each 64 MiB piece; several threads write and
 check the pieces, because a single one would take a minute for a thousand layers. A folder that does not match its manifest is
 ignored when a run is resumed, and the checkpoint before it is used.
@@ -19,7 +22,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.pool import ThreadPool  # unlike concurrent.futures, it does not delay the exit of the process
 from pathlib import Path
@@ -31,8 +34,12 @@ from torch import Tensor
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import open_regular, read_json, unreadable
+from kilolayer.files.saved_tensors import SavedTensors, rows_metadata
 from kilolayer.files.tensors import Expected, check_alike, file_size, load_tensors, serialize
 from kilolayer.files.writing import make_folder, sync
+from kilolayer.moe.full_state import owner
+from kilolayer.parallel.collectives import on_all
+from kilolayer.parallel.group import ExpertGroup
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
 
@@ -41,7 +48,8 @@ logger = logging.getLogger(__name__)
 PIECE = 1 << 26
 """Bytes of a file that are hashed as one piece."""
 THREADS = min(8, os.cpu_count() or 1)
-FILES = ("model.safetensors", "optimizer.safetensors", "state.json")
+MODEL, OPTIMIZER, STATE = "model", "optimizer", "state.json"
+FILES = (f"{MODEL}.safetensors", f"{OPTIMIZER}.safetensors", STATE)
 MANIFEST = "manifest.json"
 MOST_MANIFEST = 1 << 24
 MOST_STATE = 1 << 28
@@ -58,43 +66,101 @@ class CheckpointError(KilolayerError):
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a process holds of a checkpoint that several write: which of `count` parts; one from there on is empty.
+
+    rows: of each weight that it does not hold whole, the first row here and how many there are in all. NAME/mean and the like
+    are divided as NAME is.
+    """
+
+    index: int = 0
+    count: int = 1
+    rows: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def metadata(self, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+        """The metadata of a file with these tensors."""
+        return rows_metadata(
+            {
+                name: (self.rows[owner(name)][0], [self.rows[owner(name)][1], *tensor.shape[1:]])
+                for name, tensor in tensors.items()
+                if owner(name) in self.rows
+            }
+        )
+
+
+@dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to resume a run: weights and buffers, optimizer and random state, and small values."""
+    """Everything needed to resume a run: weights and buffers, optimizer and random state, and small values.
+
+    part: what the tensors are of it; by default all.
+    """
 
     step: int
-    model: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     state: dict[str, Any]
+    part: Part = field(default_factory=Part)
+
+    @property
+    def files(self) -> dict[str, Mapping[str, Tensor]]:
+        """The tensors by the name of the file that they are written to."""
+        if self.part.index >= self.part.count:
+            return {}
+        kinds = {MODEL: self.model, OPTIMIZER: self.optimizer}
+        return {_file_name(kind, self.part.index, self.part.count): tensors for kind, tensors in kinds.items()}
 
 
-def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write `checkpoint` below `folder` and return its path; if anything fails, no part of it remains."""
-    final = path_of(folder, checkpoint.step)
+def save(folder: Path, checkpoint: Checkpoint, group: ExpertGroup | None = None) -> Path:
+    """Write `checkpoint` below `folder` and return its path; if anything fails, no part of it remains.
+
+    group: the processes that each write a part; all call this at the same time, and an error of one is raised on all.
+    """
+    final, first = path_of(folder, checkpoint.step), group is None or group.rank == 0
     partial, replaced = (folder / f".{final.name}{end}" for end in (".partial", REPLACED))
-    try:
-        make_folder(folder)
-        for leftover in (partial, replaced):
-            remove(leftover)
-        partial.mkdir()
-        contents = (serialize(checkpoint.model), serialize(checkpoint.optimizer), [json.dumps(checkpoint.state).encode()])
-        manifest = {
-            "step": checkpoint.step,
-            "versions": {"kilolayer": VERSION, "torch": torch.__version__},
-            "files": {name: _write(partial / name, parts) for name, parts in zip(FILES, contents, strict=True)},
+    sizes: list[list[int]] = []
+
+    def begin() -> list[int]:
+        if first:
+            make_folder(folder)
+            for leftover in (partial, replaced):
+                remove(leftover)
+            partial.mkdir()
+        return _sizes(checkpoint)
+
+    def write() -> dict[str, Any]:
+        part = checkpoint.part
+        return {
+            name: _write(partial / name, serialize(tensors, part.metadata(tensors)))
+            for name, tensors in checkpoint.files.items()
         }
-        _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
-        sync(partial)
-        if os.path.lexists(final):
-            final.rename(replaced)
-        partial.rename(final)
-        sync(folder)
-        remove(replaced)
+
+    def complete() -> None:
+        if first:
+            of_state = _write(partial / STATE, [json.dumps(checkpoint.state).encode()])
+            manifest = {
+                "step": checkpoint.step,
+                "versions": {"kilolayer": VERSION, "torch": torch.__version__},
+                "files": {name: entry for each in written for name, entry in each.items()} | {STATE: of_state},
+            }
+            _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+            sync(partial)
+            if os.path.lexists(final):
+                final.rename(replaced)
+            partial.rename(final)
+            sync(folder)
+            remove(replaced)
+
+    try:
+        sizes = on_all(begin, group)
+        written = on_all(write, group)
+        on_all(complete, group)
     except BaseException as error:
-        remove(partial)
-        recover(folder)
+        if first:
+            remove(partial)
+            recover(folder)
         if not isinstance(error, OSError | WriteError):
             raise
-        raise _unsaved(error, final, checkpoint) from error
+        raise _unsaved(error, final, [size for each in sizes or [_sizes(checkpoint)] for size in each]) from error
     return final
 
 
@@ -116,27 +182,28 @@ def remove(path: Path) -> None:
             path.unlink()
 
 
-def _unsaved(error: OSError | WriteError, final: Path, checkpoint: Checkpoint) -> CheckpointError:
+def _unsaved(error: OSError | WriteError, final: Path, sizes: list[int]) -> CheckpointError:
     reason = error.what if isinstance(error, WriteError) else error.strerror or str(error)
     fix = error.fix if isinstance(error, WriteError) else file_fault(error)[1]
     with suppress(OSError):
         disk = os.statvfs(final.parent)
-        need, free = _space_needed(checkpoint, disk.f_frsize), disk.f_bavail * disk.f_frsize
+        need = sum(-(-size // disk.f_frsize) * disk.f_frsize for size in sizes)  # in blocks of the disk
+        free = disk.f_bavail * disk.f_frsize
         room = f"it needs {human_bytes(need)}, and {human_bytes(free)} are free"
-        if getattr(error, "errno", None) == errno.ENOSPC and disk.f_files and disk.f_favail < len(FILES) + 2:
+        if getattr(error, "errno", None) == errno.ENOSPC and disk.f_files and disk.f_favail < len(sizes):
             room = "no more files can be created there, as `df -i` shows: delete some"
         fix = f"{room}; {fix}"
     return CheckpointError(
-        f"the checkpoint of step {checkpoint.step} could not be written: {reason}",
+        f"the checkpoint of step {step_of(final)} could not be written: {reason}",
         where=error.where if isinstance(error, WriteError) else str(final),
         fix=f"{fix}. Older checkpoints are intact",
     )
 
 
-def _space_needed(checkpoint: Checkpoint, block: int) -> int:
-    """The space in bytes that a checkpoint takes on a disk with blocks of this size: its files, manifest and folder."""
-    sizes = [file_size(checkpoint.model), file_size(checkpoint.optimizer), len(json.dumps(checkpoint.state)), 1, 1]
-    return sum(-(-size // block) * block for size in sizes)
+def _sizes(checkpoint: Checkpoint) -> list[int]:
+    """The sizes in bytes of what a process writes; the first one also writes the values, the manifest and the folder."""
+    of_tensors = [file_size(tensors, checkpoint.part.metadata(tensors)) for tensors in checkpoint.files.values()]
+    return of_tensors if checkpoint.part.index else [*of_tensors, len(json.dumps(checkpoint.state)), 1, 1]
 
 
 def steps(folder: Path) -> list[Path]:
@@ -171,20 +238,27 @@ def newest(folder: Path, find: FindFault | None = None) -> Path | None:
     return None
 
 
-def find_fault(path: Path, expected: Expected | None = None) -> str | None:
+def find_fault(path: Path, expected: Expected | None = None, group: ExpertGroup | None = None) -> str | None:
     """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read.
 
-    expected: what the file of the weights can hold; a larger one is not hashed.
+    expected: what the file of the weights can hold; a larger one is not hashed. group: processes that each check some of the
+    files; all call this at the same time.
     """
+    rank, size = (0, 1) if group is None else (group.rank, group.size)
+    return next(filter(None, on_all(lambda: _find_fault(path, expected or Expected(), rank, size), group)), None)
+
+
+def _find_fault(path: Path, expected: Expected, rank: int, size: int) -> str | None:
+    """`find_fault` of every file with an index of rank, rank + size, ..."""
     if kind_of(path) != "folder":
         return "it is not a folder"
     try:
         _size_of(path / MANIFEST)
         match read_json(path / MANIFEST, MOST_MANIFEST):
-            case {"step": step, "files": dict(files)} if step == step_of(path) and set(files) == set(FILES):
-                most = (expected or Expected()).size
-                for name, largest in zip(FILES, (most, PER_WEIGHT * most, MOST_STATE), strict=True):
-                    _check_file(path / name, files[name], largest)
+            case {"step": step, "files": dict(files)} if step == step_of(path) and set(files) == _names(_count(files)):
+                most = {MODEL: expected.size, OPTIMIZER: PER_WEIGHT * expected.size, STATE: MOST_STATE}
+                for name in sorted(files)[rank::size]:
+                    _check_file(path / name, files[name], next(most[kind] for kind in most if name.startswith(kind)))
             case _:
                 return f"{MANIFEST} does not describe it"
     except UnreadableError:
@@ -192,6 +266,20 @@ def find_fault(path: Path, expected: Expected | None = None) -> str | None:
     except InputError as error:
         return f"{Path(error.where).name} has a fault: {error.what}" if error.where else error.what
     return None
+
+
+def _count(files: Mapping[str, Any]) -> int:
+    """In how many parts a checkpoint with these files is."""
+    return max(1, len(files) // 2)
+
+
+def _names(count: int) -> set[str]:
+    """The files of a checkpoint in this many parts."""
+    return {STATE, *(_file_name(kind, index, count) for kind in (MODEL, OPTIMIZER) for index in range(count))}
+
+
+def _file_name(kind: str, index: int, count: int) -> str:
+    return f"{kind}.safetensors" if count == 1 else f"{kind}-{index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def _check_file(path: Path, written: Any, most: int) -> None:
@@ -225,24 +313,55 @@ def _size_of(path: Path) -> int:
 
 def load(
     path: Path,
-    device: str = "cpu",
     find: FindFault | None = None,
     *,
     expected: Expected | None = None,
     check: Check | None = None,
+    by_rows: bool = False,
 ) -> Checkpoint:
-    """Read a checkpoint, after checking that it is complete. expected, check: of the model's weights, as for `load_tensors`."""
+    """Read a checkpoint, after checking that it is complete. expected, check: of the model's weights, as for `load_tensors`.
+
+    by_rows: for a process that needs only some rows: tensors are read when they are asked for (`SavedTensors`).
+    """
     expected = expected or Expected()
+    read = open_tensors if by_rows else read_tensors
     fault = (find or find_fault)(path)
     if fault is not None:
         raise CheckpointError(f"the checkpoint is damaged: {fault}", where=str(path), fix="use another checkpoint")
     of_optimizer = Expected(range(PER_WEIGHT * expected.number.stop), PER_WEIGHT * expected.size)
     return Checkpoint(
         step_of(path),
-        load_tensors(path / "model.safetensors", device, expected=expected, check=check),
-        load_tensors(path / "optimizer.safetensors", device, expected=of_optimizer),
+        read(path, MODEL, expected, check),
+        read(path, OPTIMIZER, of_optimizer),
         load_state(path),
     )
+
+
+def open_tensors(path: Path, kind: str, expected: Expected | None = None, check: Check | None = None) -> SavedTensors:
+    """The weights (MODEL) of a complete checkpoint, or the tensors of its OPTIMIZER, each read when it is asked for."""
+    found = SavedTensors(_files_of(path, kind), expected=expected)
+    if check is not None:
+        check(found.outline())
+    return found
+
+
+def read_tensors(path: Path, kind: str, expected: Expected | None = None, check: Check | None = None) -> dict[str, Tensor]:
+    """All tensors that `open_tensors` opens."""
+    files = _files_of(path, kind)
+    if len(files) == 1:
+        return load_tensors(files[0], expected=expected, check=check)
+    return dict(open_tensors(path, kind, expected, check))
+
+
+def where_of(path: Path, kind: str) -> Path:
+    """The file of a complete checkpoint that holds these tensors, or its folder if several do."""
+    files = _files_of(path, kind)
+    return files[0] if len(files) == 1 else path
+
+
+def _files_of(path: Path, kind: str) -> list[Path]:
+    count = _count(read_json(path / MANIFEST, MOST_MANIFEST)["files"])
+    return [path / _file_name(kind, index, count) for index in range(count)]
 
 
 def load_state(path: Path) -> dict[str, Any]:
@@ -260,12 +379,12 @@ def is_scheduled(path: Path) -> bool:
 
 def average(paths: list[Path], *, expected: Expected | None = None, check: Check | None = None) -> dict[str, Tensor]:
     """The mean of the weights of several checkpoints, oldest first; non-floating-point tensors are the newest ones."""
-    newest = load_tensors(paths[-1] / "model.safetensors", expected=expected, check=check)
+    newest = read_tensors(paths[-1], MODEL, expected, check)
     floating = {name: tensor for name, tensor in newest.items() if tensor.is_floating_point()}
     mean = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in floating.items()}
     for path in paths:
-        tensors = newest if path == paths[-1] else load_tensors(path / "model.safetensors", expected=expected, check=check)
-        check_alike(tensors, newest, path / "model.safetensors")
+        tensors = newest if path == paths[-1] else read_tensors(path, MODEL, expected, check)
+        check_alike(tensors, newest, where_of(path, MODEL))
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)
     return {name: mean[name].to(tensor.dtype) if name in mean else tensor for name, tensor in newest.items()}

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from kilolayer.errors import InputError
-from kilolayer.files.tensors import Expected, load_tensors
+from kilolayer.files.tensors import Expected
 from kilolayer.models.fit import expected_weights
 from kilolayer.runs import checkpoint
 from kilolayer.runs.last_saved import all_deleted, deleted
@@ -114,5 +114,5 @@ def load_chosen(folder: Path, chosen: Chosen, expected: Expected, check: checkpo
     """The weights alone, without the optimizer's state, which is twice their size. expected, check: as for `load_tensors`."""
     paths = [checkpoint.path_of(folder, step) for step in chosen.steps]
     if len(paths) == 1:
-        return load_tensors(paths[0] / "model.safetensors", expected=expected, check=check)
+        return checkpoint.read_tensors(paths[0], checkpoint.MODEL, expected, check)
     return checkpoint.average(paths, expected=expected, check=check)

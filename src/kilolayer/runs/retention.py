@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kilolayer.errors import InputError, file_fault
 from kilolayer.files.tensors import Expected
+from kilolayer.parallel.group import ExpertGroup
 from kilolayer.runs import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -27,10 +28,11 @@ class Inspector:
             self.known[path] = checkpoint.find_fault(path, self.expected)
         return self.known[path]
 
-    def invalidate(self, path: Path) -> None:
-        """Drop the cached result, because the checkpoint was rewritten."""
-        self.known.pop(path, None)
+    def find_fault_anew(self, path: Path, group: ExpertGroup | None = None) -> str | None:
+        """`checkpoint.find_fault` of a checkpoint that was rewritten; group: as there."""
         self.reported.discard(path)
+        self.known[path] = checkpoint.find_fault(path, self.expected, group)
+        return self.known[path]
 
     def is_regular(self, path: Path) -> bool | None:
         """Whether a complete checkpoint is on the run's schedule; None, with a warning, if it is damaged or cannot be read.

@@ -32,7 +32,6 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.fit import expected_weights, find_misfit
 from kilolayer.models.fold import AnyModel, FoldError, fold
 from kilolayer.models.saved import is_saved
-from kilolayer.models.trainable import Trainable
 from kilolayer.report.metric_rows import read_rows
 from kilolayer.runs import checkpoint
 from kilolayer.runs.chosen import Chosen, choose, load_chosen
@@ -164,7 +163,7 @@ class Run:
 
     def check_fit(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise if weights, of which only the shapes are needed, belong to another model."""
-        check_fit(build_model(self.config.model, device="meta", seed=0), weights, self.folder)
+        check_fit(build_model(self.config.model, device="meta", seed=0).state_dict(), weights, self.folder)
 
     def score(self, task: Task, device: torch.device) -> None:
         """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
@@ -215,15 +214,9 @@ def resolved(config: RunConfig) -> RunConfig:
     return replace(config, train=replace(train, precision=choose_precision(train), layers_every=train.layers_distance))
 
 
-def load_weights(model: Trainable, weights: dict[str, torch.Tensor], where: Path) -> None:
-    """Load weights into a model; a mismatch raises an error that names the tensor."""
-    check_fit(model, weights, where)
-    model.load_state_dict(weights)
-
-
-def check_fit(model: Trainable, weights: Mapping[str, torch.Tensor], where: Path) -> None:
-    """Raise if the weights belong to another model."""
-    if misfit := find_misfit(model.state_dict(), weights):
+def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tensor], where: Path) -> None:
+    """Raise if the weights belong to another model than the one with the tensors `own`."""
+    if misfit := find_misfit(own, weights):
         raise InputError(
             f"the checkpoint does not fit the configuration: {misfit}",
             where=str(where),

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from torch import Tensor
 
+from kilolayer.parallel.processes import Processes
 from kilolayer.runs import checkpoint
 from kilolayer.runs.checkpoint import Checkpoint
 from kilolayer.runs.last_saved import record_saved
@@ -23,23 +26,27 @@ class Saver:
     """Keeps the newest `keep` checkpoints of a run in `folder`, and the best one.
 
     Training waits only while its tensors are copied to CPU memory, and for the previous checkpoint to be written. inspector:
-    remembers which checkpoints were verified.
+    remembers which checkpoints were verified. processes: those that each write a part of every checkpoint, and all call the
+    same methods; None: this one writes all.
     """
 
-    def __init__(self, folder: Path, keep: int, inspector: Inspector | None = None) -> None:
+    def __init__(self, folder: Path, keep: int, inspector: Inspector | None = None, processes: Processes | None = None) -> None:
         self.folder, self.keep, self.inspector = folder, keep, inspector or Inspector()
+        self.processes = processes or Processes()
+        self.group = self.processes.for_thread()
         self.writing: _Writing | None = None
 
     def save(self, state: Checkpoint, best: int | None) -> None:
         """Copy the state and start writing it; best: the step of the best checkpoint, which is kept."""
         self.wait()
-        copied = Checkpoint(state.step, _copied(state.model), _copied(state.optimizer), copy.deepcopy(state.state))
+        tensors = {"model": _copied(state.model), "optimizer": _copied(state.optimizer)}
+        copied = replace(state, **tensors, state=copy.deepcopy(state.state))
         self.writing = _Writing(self, copied, set() if best is None else {best})
         self.writing.start()
 
     def check(self) -> None:
-        """Raise the error of the last save, if it has failed by now."""
-        if self.writing is not None and not self.writing.is_alive():
+        """Raise the error of the last save, if it has failed by now on all processes."""
+        if self.writing is not None and not self.processes.largest(self.writing.is_alive()):
             self.wait()
 
     def wait(self) -> None:
@@ -72,11 +79,13 @@ class _Writing(threading.Thread):
         self.fault: Exception | None = None
 
     def run(self) -> None:
-        folder, inspector = self.saver.folder, self.saver.inspector
+        folder, inspector, group = self.saver.folder, self.saver.inspector, self.saver.group
         try:
-            path = checkpoint.save(folder, self.state)
-            inspector.invalidate(path)
-            if (fault := inspector.find_fault(path)) is None:
+            path = checkpoint.save(folder, self.state, group)
+            fault = inspector.find_fault_anew(path, group)
+            if not self.saver.processes.first:
+                return
+            if fault is None:
                 record_saved(folder, self.state.step)
                 prune(folder, self.saver.keep, self.also, inspector)
             else:
@@ -85,5 +94,5 @@ class _Writing(threading.Thread):
             self.fault = fault
 
 
-def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -57,10 +57,15 @@ def train(
         newest = _newest(run, processes, inspector) if resume else None
         saved = None
         if newest is not None:
-            saved = checkpoint.load(newest, find=inspector.find_fault, expected=expected, check=run.check_fit)
+            by_rows = run.config.train.shard != "none"
+            # Each process of shards reads its rows, and does not hash the rows of all, which the first has done.
+            find = inspector.find_fault if processes.first or not by_rows else lambda _: None
+            saved = checkpoint.load(newest, find, expected=expected, check=run.check_fit, by_rows=by_rows)
             check_validation(saved.state, task.held_out(), str(run.folder))
         trainer = Trainer(run, task, processes)
         trainer.begin(saved)
+        if saved is not None:
+            saved = replace(saved, model={}, optimizer={})  # releases the files
         lost = _lost_progress(run, saved) if resume else None
         metrics = NullMetrics()
         if processes.first:
@@ -78,7 +83,8 @@ def train(
         if saved is not None:
             _log_changes(trainer, saved, metrics, progress)
         try:
-            with stop.waiting_for_step(), Saver(run.checkpoints, trainer.config.keep, inspector) as saver:
+            together = processes if trainer.placement.mesh is not None else None
+            with stop.waiting_for_step(), Saver(run.checkpoints, trainer.config.keep, inspector, together) as saver:
                 processes.step = trainer.step
                 with processes.watchdog(trainer.config.timeout):
                     _loop(trainer, metrics, progress, stop, saver)
@@ -347,7 +353,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
     """
     if trainer.saved not in ((trainer.step, True), (trainer.step, scheduled)):
         state = trainer.state()
-        if trainer.processes.first:
+        if trainer.processes.first or trainer.placement.mesh is not None:
             progress = {"scheduled": scheduled, "regular_before": trainer.regular}
             given = state_with(trainer.run.config, trainer.task.held_out())
             saver.save(replace(state, state=state.state | progress | given), trainer.best.step)

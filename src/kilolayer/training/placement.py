@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Literal
@@ -12,26 +12,27 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.errors import OptionError
+from kilolayer.files.saved_tensors import outline_of, rows_from
 from kilolayer.models.build import build_model
 from kilolayer.models.calibrate import calibrate
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.sharded import is_shard
 from kilolayer.models.shards import (
-    gather_rows,
     gathered_outside_layers,
     local,
     materialize_shards,
-    rows_of,
+    row_range,
     shard_matrices,
     shard_mesh,
 )
 from kilolayer.models.trainable import Trainable
-from kilolayer.moe.full_state import join_state, load_full_state_dict, own_state
+from kilolayer.moe.full_state import join_state, load_full_state_dict, owner
 from kilolayer.moe.layer import expert_parameters, idle_parameters
-from kilolayer.moe.shard import shard_experts
+from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
-from kilolayer.runs.run import check_fit, load_weights
+from kilolayer.runs.checkpoint import Part
+from kilolayer.runs.run import check_fit
 
 Shard = Literal["none", "full", "hybrid"]
 
@@ -39,7 +40,8 @@ Shard = Literal["none", "full", "hybrid"]
 class Placement:
     """Builds a run's model, and converts between this process's part of its state and the whole.
 
-    Saved states are of the whole model, by name, regardless of the number of processes: what four save, one can load.
+    Saved states are of the whole model, by name, regardless of the number of processes: what four save, one can load. The
+    first process saves it, or if there are shards, each process its own rows.
     shard, unit: `train.shard` and `train.shard_unit`. dtype: of the matrix products of a sharded model.
     """
 
@@ -80,38 +82,54 @@ class Placement:
         """The number of parameters that a token passes through."""
         return self.parameters - idle_parameters(self.model, self.config.moe)
 
-    def full_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Collect the whole model's tensors on the first process; call it on all. The result is empty on the others.
+    def saved_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What this process saves of the model's tensors; call it on all.
 
         state: tensors by the name of a parameter or buffer, or by NAME/mean and the like for the optimizer's state of one.
         """
-        shards = self._shards()
-        rest = {name: tensor for name, tensor in state.items() if _owner(name) not in shards}
-        whole = join_state(self.model, rest) if self.processes.first or self.shares_experts else {}
-        for name, tensor in state.items():
-            if name not in rest:
-                gathered = gather_rows(local(tensor), shards[_owner(name)])
-                if self.processes.first:
-                    whole[name] = gathered.cpu()
-        return whole
+        if self.mesh is None:
+            return join_state(self.model, state) if self.processes.first or self.shares_experts else {}
+        divided = self._rows()
+        own = {name for name, (rows, _) in divided.items() if rows}
+        if self.mesh.ndim > 1 and self.mesh.get_local_rank("copy"):
+            own -= self._shards().keys()  # the first copy saves them
+        return {
+            name: local(tensor)
+            for name, tensor in state.items()
+            if (self.processes.first if owner(name) not in divided else owner(name) in own)
+        }
 
-    def own_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This process's part of the whole model's tensors."""
-        shards = self._shards()
-        parts = own_state(self.model, state)
-        return {name: rows_of(each, shards[_owner(name)]) if _owner(name) in shards else each for name, each in parts.items()}
+    def part(self) -> Part:
+        """Which part of a checkpoint `saved_state` returns."""
+        if self.mesh is None:
+            return Part()
+        count = self.processes.size if self.shares_experts else self.mesh["shard"].size()
+        some = {name: (rows.start, whole) for name, (rows, whole) in self._rows().items() if len(rows) < whole}
+        return Part(self.processes.rank, count, some)
+
+    def own_state(self, state: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+        """This process's part of the whole model's tensors of these names."""
+        rows = self._rows()
+        return {name: rows_from(state, name, rows[owner(name)][0] if owner(name) in rows else None) for name in names}
+
+    def outline(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors, on the meta device, of which this process has these."""
+        rows = self._rows()
+        shapes = {
+            name: (rows[owner(name)][1], *tensor.shape[1:]) if owner(name) in rows else tensor.shape
+            for name, tensor in state.items()
+        }
+        return {name: torch.empty(shapes[name], dtype=tensor.dtype, device="meta") for name, tensor in state.items()}
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], folder: Path) -> None:
         """Load the weights of a whole model, which were found in `folder`."""
-        parts = own_state(self.model, weights)
-        if self.mesh is None:
-            load_weights(self.model, parts, folder)
-            return
-        check_fit(self.model, parts, folder)
-        for name, tensor in self.model.state_dict().items():
-            given = parts[name]
-            local(tensor).copy_(rows_of(given, tensor) if is_shard(tensor) and not is_shard(given) else local(given))
+        own, rows = self.model.state_dict(), self._rows()
+        check_fit(self.outline(own), outline_of(weights), folder)
+        shards = {name for name, tensor in outline_of(weights).items() if is_shard(tensor)}  # of a model like this one
+        for name, tensor in own.items():
+            wanted = rows[name][0] if name in rows else None
+            local(tensor).copy_(local(weights[name]) if name in shards else rows_from(weights, name, wanted))
 
     def calibrate(self, inputs: tuple[Tensor, ...] | Mapping[str, Tensor]) -> None:
         """Set residual scales from a batch. A model whose parts are on several processes is built once more for that: with all
@@ -144,6 +162,14 @@ class Placement:
     def callable_in_parts(self) -> AbstractContextManager[None]:
         """A context in which parts of the model can be called, such as its encoder; otherwise only the whole model can be."""
         return nullcontext() if self.mesh is None else gathered_outside_layers(self.model)
+
+    def _rows(self) -> dict[str, tuple[range, int]]:
+        """The rows of this process of each weight that it does not hold whole, by name, and how many there are in all."""
+        rows = {name: (row_range(tensor), len(tensor)) for name, tensor in self._shards().items()}
+        if (group := expert_group(self.model)) is not None:
+            for name, weight in expert_parameters(self.model):
+                rows[name] = group.part(len(weight) * group.size), len(weight) * group.size
+        return rows
 
     def _shards(self) -> dict[str, Tensor]:
         """The sharded tensors of the model, by name."""
@@ -178,8 +204,3 @@ class Placement:
                 where="train.shard",
                 fix='set it to "none"',
             )
-
-
-def _owner(name: str) -> str:
-    """The parameter's name: NAME for NAME/mean."""
-    return name.partition("/")[0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.files.saved_tensors import outline_of
 from kilolayer.files.tensors import check_alike
 from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.models.model import Model
@@ -175,10 +176,10 @@ class Trainer:
         self.placement.load(self.task.adopt(weights, own), start.folder)
 
     def state(self) -> Checkpoint:
-        """Everything that a resumed run needs to continue as if it had not stopped."""
-        moments = self.placement.full_state(self.optimizer.tensors())
-        weights = self.placement.full_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
-        return Checkpoint(self.step, weights, moments | self.random_state(), self.values())
+        """What this process saves of everything that a resumed run needs to continue as if it had not stopped."""
+        moments = self.placement.saved_state(self.optimizer.tensors() | self.random_state())
+        weights = self.placement.saved_state(self.model.state_dict() | self.frozen | self.optimizer.precise())
+        return Checkpoint(self.step, weights, moments, self.values(), self.placement.part())
 
     def values(self) -> dict[str, Any]:
         """The part of the state that is not tensors."""
@@ -213,9 +214,12 @@ class Trainer:
         form = form_of(self.values()) | {"best": get_type_hints(Best), "window": get_type_hints(Window)}
         form |= {"stacks": self.watch.form()}
         values = fitted({"validated": saved.step, "stacks": self.watch.state()} | saved.state, form, path / "state.json")
-        moments = {name: tensor for name, tensor in saved.optimizer.items() if not name.startswith("random.")}
-        self.optimizer.load(self.placement.own_state(moments), path / "optimizer.safetensors")
-        self._restore_random(saved.optimizer, path / "optimizer.safetensors")
+        of_optimizer = checkpoint.where_of(path, checkpoint.OPTIMIZER)
+        whole = outline_of(saved.optimizer)
+        moments = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
+        check_alike(moments, self.placement.outline(self.optimizer.tensors()), of_optimizer)
+        self.optimizer.load(self.placement.own_state(saved.optimizer, moments), of_optimizer)
+        self._restore_random(saved.optimizer, of_optimizer)
         self.guard.load_state(values["guard"])
         self.batches.load_state(values["batches"])
         self.best = Best(**values["best"])
