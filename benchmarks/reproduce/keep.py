@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,18 @@ def without_folders(value: Any) -> Any:
             return value
 
 
+def options_in(value: Any) -> Iterator[Any]:
+    """The options of every run in a value."""
+    match value:
+        case {"options": options, "outcome": _}:
+            yield options
+        case dict() | list():
+            for each in value.values() if isinstance(value, dict) else value:
+                yield from options_in(each)
+        case _:
+            pass
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("found", type=Path, nargs="+")
@@ -49,7 +62,7 @@ def main() -> None:
     earlier = () if options.earlier is None else earlier_runs(options.earlier)
     for path in options.found:
         document = without_folders(json.loads(path.read_text()))
-        asked = [run["options"] for runs in document["found"].values() for run in runs]
+        asked = list(options_in(document["found"]))
         if others := [run for run in without_folders(list(earlier)) if run["options"] not in asked]:
             document |= {"not_asked": others}
         document |= {"note": options.note} if options.note else {}

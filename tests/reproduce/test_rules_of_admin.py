@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +93,17 @@ def test_a_translation_with_a_line_separator_is_one_line_in_table_3_of_admin(
         runs.append({"options": {"layers": name}, "folder": str(tmp_path / name), "bleu": 1.0})
     monkeypatch.setattr("kilolayer.reproduce.admin_table3.admin_depths", lambda lab: runs)
     assert set(get("admin-table3").measure(Lab(tmp_path / "admin-table3"))["signs"]) == {"6-6", "60-12"}
+
+
+def test_back_translated_sentences_are_of_all_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The corpus is sorted by length."""
+
+    def copy(_command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess([], 0, options["input"], "")
+
+    monkeypatch.setattr(subprocess, "run", copy)
+    (tmp_path / "lonely.fra").write_text("".join(f"{'a' * length}\n" for length in range(1, 11)))
+    reproduction: Any = get("admin-table4")
+    reproduction._translate(tmp_path, tmp_path, 5)
+    assert (tmp_path / "sampled.fra").read_text().split() == ["a" * length for length in (1, 3, 5, 7, 9)]
+    assert (tmp_path / "sampled.eng").read_text() == (tmp_path / "sampled.fra").read_text()
