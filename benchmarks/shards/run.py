@@ -33,6 +33,7 @@ from run_pool import versions
 
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
+from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
@@ -58,7 +59,7 @@ def measure(setting: Setting, processes: Processes, device: torch.device, **trai
     dtype = torch.bfloat16 if device.type == "cuda" else None
     placement = Placement(model_config(setting), processes, device, 1, shard=config.shard, unit=config.shard_unit, dtype=dtype)
     model, said = placement.model.train(), list[str]()
-    precise = None if dtype is None else model.cast_weights(dtype)
+    precise = model.cast_weights(dtype) if dtype is not None and isinstance(model, Model) else None
     sums = processes.size > 1 or device.type == "cpu"
     optimizer = make_optimizer(model, config, precise, sums=sums, runtime=FAST)
     stepper = Stepper(model, optimizer, config, Guard(scaled=False), device, said.append, processes=processes, runtime=FAST)
@@ -127,7 +128,8 @@ def main() -> None:
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         one = Processes(dist.group.WORLD)
         if device.type == "cuda":
-            one.group = ExpertGroup.of(dist.new_group(backend="nccl"))
+            everyone: Any = dist.new_group(backend="nccl")
+            one.group = ExpertGroup.of(everyone)
         for name, setting in (("deep", DEEP), ("wide", WIDE)):
             setting = TINY if options.tiny else setting
             for eager in (False, True):
