@@ -35,7 +35,7 @@ from kilolayer.files.writing import write
 from kilolayer.models.build import build_model
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.chosen_runtime import choose_runtime
-from kilolayer.runs.run import Run, cache_folder, choose_device, choose_precision, in_steps, load_weights, prepare
+from kilolayer.runs.run import Run, cache_folder, check_fit, choose_device, choose_precision, in_steps, prepare
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.classify.config import ClassifyConfig
 from kilolayer.tasks.classify.task import ClassifyTask
@@ -75,7 +75,9 @@ class Tuner:
         """The pre-trained body with a head initialized from the seed."""
         model = build_model(self.config.model, device=self.device, seed=seed)
         assert isinstance(model, kl.Encoder)
-        load_weights(model, task.adopt(self.weights, model.state_dict()), Path("the run to start from"))
+        weights = task.adopt(self.weights, model.state_dict())
+        check_fit(model.state_dict(), weights, Path("the run to start from"))
+        model.load_state_dict(weights)
         return model
 
     @torch.no_grad()

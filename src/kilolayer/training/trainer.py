@@ -217,7 +217,8 @@ class Trainer:
         of_optimizer = checkpoint.where_of(path, checkpoint.OPTIMIZER)
         whole = outline_of(saved.optimizer)
         moments = {name: tensor for name, tensor in whole.items() if not name.startswith("random.")}
-        check_alike(moments, self.placement.outline(self.optimizer.tensors()), of_optimizer)
+        ours = self.placement.outline(self.optimizer.tensors())
+        check_alike({name: tensor for name, tensor in moments.items() if name in ours}, ours, of_optimizer)
         self.optimizer.load(self.placement.own_state(saved.optimizer, moments), of_optimizer)
         self._restore_random(saved.optimizer, of_optimizer)
         self.guard.load_state(values["guard"])
