@@ -103,11 +103,12 @@ def shard_matrices(
     precise = MixedPrecisionPolicy(cast_forward_inputs=False)
     policy = replace(precise, param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
     whole = {weight for weight in model.parameters() if weight not in sharded}
-    for layer in sparse_layers(model).values() if experts is not None else ():
-        for norm in [module for module in layer.experts.modules() if isinstance(module, ExpertNorm)]:
-            fully_shard(norm, mesh=experts["shard"], mp_policy=precise)
-        fully_shard(layer.experts, mesh=experts["shard"], mp_policy=policy, ignored_params=whole)
-        layer.experts.gathered_dtype = dtype
+    if experts is not None:
+        for layer in sparse_layers(model).values():
+            for norm in [module for module in layer.experts.modules() if isinstance(module, ExpertNorm)]:
+                fully_shard(norm, mesh=experts["shard"], mp_policy=precise)
+            fully_shard(layer.experts, mesh=experts["shard"], mp_policy=policy, ignored_params=whole)
+            layer.experts.gathered_dtype = dtype
     units = [list(stack.blocks[first : first + unit]) for stack in stacks for first in range(0, len(stack.blocks), unit)]
     for modules in (*units, [model]):
         together: Any = modules if len(modules) > 1 else modules[0]
