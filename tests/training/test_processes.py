@@ -241,8 +241,9 @@ def printed(run: Path, size: int) -> list[list[str]]:
         (2, {"data": {"test": "missing"}}, [], "missing"),
         (4, {"model": {"moe": {"experts": 6}}}, [], "6 experts cannot be shared evenly by 4 processes"),
         (2, SAMPLED, [], "samples cannot be drawn while several processes share the model"),
+        (2, {**SAMPLED, "model": {}}, ["--train.shard", "full"], "samples cannot be drawn"),
     ],
-    ids=["option", "text", "experts", "BLEU"],
+    ids=["option", "text", "experts", "BLEU", "BLEU of shards"],
 )
 def test_a_mistake_is_told_once(
     tmp_path: Path, corpus: Path, pool: ProcessPool, size: int, sections: dict[str, Any], words: list[str], told: str
