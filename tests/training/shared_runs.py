@@ -196,9 +196,10 @@ def check_parts(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
     assert largest[0] <= max(layer, sum(whole.values()) / 3)  # what is gathered at once: a layer, or what is outside of them
 
 
-def check_refused(group: dist.ProcessGroup, folder: Path, cache: str, told: str) -> None:
-    """A run that cannot be sharded so."""
+def check_refused(group: dist.ProcessGroup, folder: Path, cache: str, machines: tuple[int, ...], told: str) -> None:
+    """A run that cannot be sharded so. machines: how many processes are on the machine of each process."""
     os.environ["KILOLAYER_CACHE"] = cache
     run = Run.open(folder)
-    with pytest.raises(OptionError, match=told):
+    here = {"LOCAL_WORLD_SIZE": str(machines[dist.get_rank(group)])}
+    with patch.dict(os.environ, here), pytest.raises(OptionError, match=told):
         Trainer(run, task_of(run), Processes(group))

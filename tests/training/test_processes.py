@@ -241,8 +241,9 @@ def printed(run: Path, size: int) -> list[list[str]]:
         (2, {"data": {"test": "missing"}}, [], "missing"),
         (4, {"model": {"moe": {"experts": 6}}}, [], "6 experts cannot be shared evenly by 4 processes"),
         (2, SAMPLED, [], "samples cannot be drawn while several processes share the model"),
+        (2, {**SAMPLED, "model": {}}, ["--train.shard", "full"], "samples cannot be drawn"),
     ],
-    ids=["option", "text", "experts", "BLEU"],
+    ids=["option", "text", "experts", "BLEU", "BLEU of shards"],
 )
 def test_a_mistake_is_told_once(
     tmp_path: Path, corpus: Path, pool: ProcessPool, size: int, sections: dict[str, Any], words: list[str], told: str
@@ -300,7 +301,9 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_eps_that_hides_gradients_is_told_once_by_processes_that_share_experts(
     tmp_path: Path, corpus: Path, pool: ProcessPool
 ) -> None:
-    runs = [made(tmp_path / name, corpus, "sparse", steps=12, log_every=5, eps=1e3) for name in ("one", "two")]
+    options: dict[str, Any] = {"steps": 12, "log_every": 5, "eps": 1e3}
+    batches = {"one": 2, "two": 1}
+    runs = [made(tmp_path / name, corpus, "sparse", accumulate=each, **options) for name, each in batches.items()]
     train(runs[0], task_of(runs[0]))
     on(pool, 2, runs[1])
     told = [[(row["step"], row["text"]) for row in read_metrics(run.folder) if row["kind"] == "event"] for run in runs]

@@ -217,3 +217,19 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, corpus: Path, 
         AssertionError, match=r"the checkpoint does not fit the configuration: .* is .*32.* there and .*16.* here"
     ):
         on(pool, 2, run)
+
+
+@pytest.mark.slow
+def test_frozen_experts_stay_as_they_were_in_parts_and_in_whole_checkpoints(
+    tmp_path: Path, corpus: Path, pool: ProcessPool
+) -> None:
+    start = new_run(tmp_path / "start", corpus, **merge(SPARSE, {"train": {"steps": 3}}))
+    assert train(start, task_of(start)) == 0
+    options = {"start_from": str(start.folder), "freeze": "experts", "precision": "bf16", "steps": 9}
+    _, run = pair(tmp_path, corpus, 2, **merge(SPARSE, {"train": options}))
+    for shard in ("full", "none", "full"):
+        run = edit(run, shard=shard)
+        on(pool, 2, run, shared_runs.stop_at_step, 2, 1)
+        found, expected = last_checkpoint(run).model, last_checkpoint(start).model
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor) == (".experts." in name or ".router." in name), name

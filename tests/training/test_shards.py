@@ -20,7 +20,8 @@ from kilolayer.tasks.config import RunConfig
 from kilolayer.training.loop import train
 from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_runs import LAYERED, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
+from tests.fixtures.small_classifiers import created
+from tests.fixtures.small_runs import LAYERED, SMALL, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
 from tests.training import shared_runs
 from tests.training.test_processes import EVENED, ROUTED, SMOOTH, assert_alike
 
@@ -101,6 +102,7 @@ def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, p
         ),
         pytest.param(2, new_run, {"train": {"optimizer": "radam", "weight_decay": 0.1, "layer_decay": 0.9}}, id="radam"),
         pytest.param(4, new_run, {"train": {"shard": "hybrid"}}, id="hybrid"),
+        pytest.param(4, new_run, {"model": {"dim": 2, "heads": 1, "ffn_dim": 3}}, id="no-rows-on-some"),
     ],
 )
 def test_shapes_and_options_in_fp64(
@@ -131,8 +133,9 @@ def test_compiled_layers_gather_shards(tmp_path: Path, corpus: Path, pool: Proce
 
 
 @pytest.mark.slow
-def test_rounded_products_keep_full_shards(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
-    alone, shards = pair(tmp_path, corpus, 2, train={"precision": "bf16", "steps": STEPS})
+@pytest.mark.parametrize("rounded", [{"precision": "bf16"}, {"precision": "bf16", "residual": "bf16"}, {"precision": "fp16"}])
+def test_rounded_products_keep_full_shards(tmp_path: Path, corpus: Path, pool: ProcessPool, rounded: dict[str, str]) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, train={**rounded, "steps": STEPS})
     assert train(alone, task_of(alone)) == 0
     on(pool, 2, shards)
     losses = [[row["loss"] for row in read_metrics(run.folder) if row["kind"] == "train"] for run in (shards, alone)]
@@ -174,10 +177,12 @@ def test_they_validate_by_translations_as_one_process_does(tmp_path: Path, corpu
 def test_they_start_from_a_run_of_another_task(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
     start = new_run_of("masked_lm", tmp_path / "start", corpus, train={"steps": 3})
     assert train(start, task_of(start)) == 0
-    origin = {"start_from": str(start.folder)}
-    alone, shards = pair(
-        tmp_path, corpus, 2, make=lambda *given, **tables: new_run_of("classify", *given, **tables), train=origin
-    )
+
+    def make(folder: Path, corpus: Path, **tables: Any) -> Run:
+        tables = merge(tables, {"model": {"vocab_size": start.config.model.vocab_size}})
+        return created(folder, SMALL["classify"](corpus, **tables), start.vocabulary())
+
+    alone, shards = pair(tmp_path, corpus, 2, make=make, train={"start_from": str(start.folder)})
     assert train(alone, task_of(alone)) == 0
     on(pool, 2, shards)
     assert_alike(shards, alone)
@@ -207,13 +212,26 @@ def test_one_process_has_nobody_to_share_with(tmp_path: Path, corpus: Path) -> N
         Trainer(run, task_of(run))
 
 
-def test_units_and_machines_are_checked(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
-    for name, options, told in (
-        ("unit", {"shard": "full", "shard_unit": 3}, "a unit of 3 layers is larger than the deepest stack"),
-        ("hybrid", {"shard": "hybrid"}, "hybrid shards need several machines"),
-    ):
-        run = new_run(tmp_path / name, corpus, train=options)
-        on(pool, 2, run, shared_runs.check_refused, told)
+def test_units_are_checked(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    run = new_run(tmp_path / "run", corpus, train={"shard": "full", "shard_unit": 3})
+    on(pool, 2, run, shared_runs.check_refused, (2, 2), "a unit of 3 layers is larger than the deepest stack")
+
+
+@pytest.mark.parametrize("machines", [(3, 3, 3, 1), (1, 1, 1, 1), (2, 2, 1, 1)])
+def test_machines_with_different_numbers_of_processes_are_refused_on_all(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, machines: tuple[int, ...]
+) -> None:
+    """machines: how many processes are on the machine of each process."""
+    run = new_run(tmp_path / "run", corpus, train={"shard": "hybrid"})
+    on(pool, 4, run, shared_runs.check_refused, machines, "hybrid shards need machines with equally many processes")
+
+
+def test_one_machine_that_is_left_of_several_goes_on(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    alone, shards = pair(tmp_path, corpus, 2, train={"shard": "hybrid"})
+    assert train(alone, task_of(alone)) == 0
+    on(pool, 2, shards)
+    assert_alike(shards, alone)
+    assert "there is one machine" in (shards.folder / "log.txt").read_text()
 
 
 def test_a_sharded_configuration_is_diagnosed_on_one_process(corpus: Path) -> None:

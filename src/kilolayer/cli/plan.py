@@ -188,7 +188,7 @@ def sending_time(cost: Budget, options: argparse.Namespace) -> float | None:
         raise UnusedOptionError("one process sends nothing", where="--bandwidth", fix="say how many there are: --processes 8")
     if inside is not None and (bandwidth is None or cost.division.shard != "hybrid"):
         raise UnusedOptionError(
-            'it has an effect beside --bandwidth, and on train.shard = "hybrid"', where="--bandwidth-inside", fix="remove it"
+            'it has an effect only beside --bandwidth and train.shard = "hybrid"', where="--bandwidth-inside", fix="remove it"
         )
     return None if bandwidth is None else cost.sent.seconds(bandwidth, inside or bandwidth)
 

@@ -38,8 +38,8 @@ def generate(
 
     source: int64 [batch, length], right-padded with 0; for a `Decoder`, the text to continue.
     indices: the number of each sentence, which seeds its samples; by default 0, 1, 2...
-    Runs without dropout. Padding and start are never generated. Processes that share a model, its
-    experts or its matrices, must all call it, with the same source.
+    Runs without dropout. Padding and start are never generated. Processes that share a model, its experts or its matrices,
+    must all call it, with the same source.
     """
     if source.dim() != 2 or 0 in source.shape:
         raise InputError(

@@ -30,6 +30,11 @@ def is_unit(module: nn.Module) -> bool:
     return plain_class(module) is not type(module)
 
 
+def units_of(model: nn.Module) -> Iterator[Any]:
+    """The modules that `fully_shard` has changed, the model first if it is one; nothing if it is not sharded."""
+    return filter(is_unit, model.modules())
+
+
 def write_once(
     model: nn.Module, tensors: Callable[[nn.Module], dict[str, Tensor]], write: Callable[[dict[str, Tensor]], None]
 ) -> None:
@@ -37,7 +42,7 @@ def write_once(
 
     All processes that hold shards call it; if the first one cannot write, it raises on all.
     """
-    units = list(_units(model))
+    units = list(units_of(model))
     if not units:
         write(tensors(model))
         return
@@ -57,10 +62,6 @@ def write_once(
         dist.broadcast_object_list(failures, group=mesh.get_group(axis), group_src=0)
     if failures[0] is not None:
         raise failures[0]
-
-
-def _units(model: nn.Module) -> Iterator[Any]:
-    return filter(is_unit, model.modules())
 
 
 @torch.no_grad()

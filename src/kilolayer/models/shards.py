@@ -25,11 +25,12 @@ from kilolayer.layers.initialize import KeyedGenerator, reset
 from kilolayer.layers.projection import PreciseProjection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import IN_PRODUCTS, Model
-from kilolayer.models.sharded import is_shard, is_unit, plain_class
+from kilolayer.models.sharded import is_shard, plain_class, units_of
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.moe.shard import expert_group
+from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
 from kilolayer.terminal import counted
@@ -45,16 +46,18 @@ REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduc
 def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
     """All processes of the group, which share every matrix; hybrid: those of one machine do, and machines have copies.
 
-    kind: of their devices, "cpu" or "cuda".
+    One machine that is left of several is the same in both. kind: of their devices, "cpu" or "cuda".
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    if not hybrid:
-        return DeviceMesh.from_group(group.processes, kind, mesh_dim_names=("shard",))
     here = int(os.environ.get("LOCAL_WORLD_SIZE", group.size))
-    if here in (1, group.size) or group.size % here:
+    counts = gather(torch.tensor(here, device=group.device), group).tolist() if hybrid else [group.size]
+    if set(counts) == {group.size}:
+        return DeviceMesh.from_group(group.processes, kind, mesh_dim_names=("shard",))
+    if 1 in counts or len(set(counts)) > 1 or group.size % here:
         raise OptionError(
-            f"hybrid shards need several machines with equally many processes, two or more; here are {here} of {group.size}",
+            "hybrid shards need machines with equally many processes, two or more; "
+            f"here are {' or '.join(map(str, sorted(set(counts))))} of {group.size} on a machine",
             where="train.shard",
             fix='set it to "full"',
         )
@@ -87,7 +90,7 @@ def shard_matrices(
     gradients, which are summed over the processes and not averaged. experts: the mesh of `expert_mesh`, if the processes of its
     columns have the same experts; these are gathered by themselves.
     """
-    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     deepest = max((len(stack.blocks) for stack in model.stacks()), default=0)
@@ -113,12 +116,11 @@ def shard_matrices(
     for modules in (*units, [model]):
         together: Any = modules if len(modules) > 1 else modules[0]
         fully_shard(together, mesh=mesh, mp_policy=policy, ignored_params=whole)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo can only sum
-            module.set_custom_all_gather(_Gather())  # pyright: ignore[reportArgumentType]
-            module.set_custom_reduce_scatter(_Scatter())  # pyright: ignore[reportArgumentType]
+    for each in units_of(model):
+        each.set_gradient_divide_factor(1.0)
+        each.set_force_sum_reduction_for_comms(True)  # gloo can only sum
+        each.set_custom_all_gather(_Gather())
+        each.set_custom_reduce_scatter(_Scatter())
     for stack in stacks:
         stack.gathered_dtype = dtype
 
@@ -161,11 +163,6 @@ def materialize_shards(model: Model, device: torch.device) -> None:
     for unit in units_of(model):
         unit.unshard()
         unit.reshard()
-
-
-def units_of(model: nn.Module) -> Iterator[Any]:
-    """The modules that `shard_matrices` has made units of FSDP2, the model first; nothing if it is not sharded."""
-    return filter(is_unit, model.modules())
 
 
 def local(tensor: Any) -> Tensor:

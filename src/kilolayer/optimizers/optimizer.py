@@ -123,6 +123,8 @@ class Optimizer:
 
     def clear(self) -> None:
         """Clear all gradients."""
+        for _, shard in self.shards:
+            shard.grad = None
         for group in self.groups:
             if group.sums is not None:
                 group.buffers["sums"].zero_()

@@ -1,4 +1,4 @@
-"""A group of processes among which a model's experts are divided."""
+"""A group of processes among which a model is divided: its experts, or its matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kilolayer.terminal import counted
 
 @dataclass(frozen=True)
 class ExpertGroup:
-    """Processes that share experts: each holds a part of them, and processes its own tokens."""
+    """Processes that share experts or matrices: each holds a part of them, and processes its own tokens."""
 
     processes: dist.ProcessGroup
     rank: int

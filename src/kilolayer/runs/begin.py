@@ -169,4 +169,5 @@ def _check_means(config: RunConfig, processes: Processes) -> None:
     find_trackers(config.train)
     if processes.group is not None and config.model.moe is not None:
         processes.group.part(config.model.moe.experts)
+    if processes.group is not None and (config.model.moe is not None or config.train.shard != "none"):
         config.check_sharing()

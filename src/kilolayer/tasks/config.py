@@ -153,7 +153,7 @@ class RunConfig:
         return UsualBatch(64, length or 64)
 
     def check_sharing(self) -> None:
-        """Raise if something is configured that does not work when several processes share the experts."""
+        """Raise if something is configured that does not work when several processes share the experts or the matrices."""
 
 
 def _paths(table: Mapping[str, Any], above: str = "") -> Iterator[str]:

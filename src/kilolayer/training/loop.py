@@ -253,8 +253,10 @@ def _log_start(trainer: Trainer, progress: Progress) -> None:
     if size > 1:
         shared = ", matrices in shards" if placement.mesh is not None else ""
         progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step{shared}")
+        if trainer.config.shard == "hybrid" and placement.mesh is not None and placement.mesh.ndim == 1:
+            progress.say('there is one machine, whose processes share the model as with train.shard = "full"')
     elif trainer.config.shard != "none":
-        progress.say("one process is left, which holds the whole model")
+        progress.say("there is one process, which holds the whole model: train.shard has no effect")
     if (warning := warmup_warning(trainer.config)) is not None:
         progress.say(warning)
     if not trainer.task.identifies_held_out:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,12 @@ from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.checkpoint import Part
+from kilolayer.runs.division import Shard
 from kilolayer.runs.run import check_fit
 from kilolayer.terminal import counted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-
-Shard = Literal["none", "full", "hybrid"]
 
 
 class Placement:

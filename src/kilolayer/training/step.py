@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kilolayer.models.shards import group_in_step
 from kilolayer.models.trainable import StepSums, Trainable
 from kilolayer.moe.clip import clipping_norm
 from kilolayer.optimizers.optimizer import Optimizer
@@ -84,7 +85,7 @@ class Stepper:
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # loss scale
         self.measured = torch.zeros(5, dtype=torch.float64, device=device)
         self.meter, self.measures = Meter(model, optimizer), False
-        self.can_restart = True
+        self.can_restart, self.together = True, group_in_step(model) is not None
         self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
         self.device_recorder = self.recorder.sharing_pool("work before steps runs")
         if self.recorder.records and not optimizer.records:
@@ -187,8 +188,8 @@ class Stepper:
         return self.can_restart and (replayed is None or replayed.function == self.accumulate)
 
     def restart(self) -> bool:
-        """Undo what was accumulated; False if it is too late to start the step again."""
-        if not self.can_restart:
+        """Undo what was accumulated; False if it is too late to start the step again, or others would have to as well."""
+        if not self.can_restart or self.together:
             return False
         self.optimizer.clear()
         self.totals.zero_()

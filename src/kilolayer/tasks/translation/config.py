@@ -96,7 +96,7 @@ class TranslationConfig(RunConfig):
     def check_sharing(self) -> None:
         if self.train.valid_bleu and self.search.method == "sample":
             raise OptionError(
-                "samples cannot be drawn while several processes share the experts",
+                "samples cannot be drawn while several processes share the model",
                 where="train.valid_bleu",
                 fix='set it to false, or set search.method to "beam"',
             )
