@@ -199,6 +199,21 @@ def test_a_run_is_scored_shown_and_writes_overlays(
         run.segment(tmp_path / "in" / "z.png")
 
 
+def test_maps_and_overlays_have_the_size_of_each_image(run: Any, tmp_path: Path) -> None:
+    photograph = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 50, 3), dtype=np.uint8))
+    exif = photograph.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    photograph.save(tmp_path / "turned.png", exif=exif)
+    images = [photograph, tmp_path / "turned.png", np.zeros((8, 9), np.uint8)]
+    for found, size in zip(run.segment(images), ((20, 50), (50, 20), (8, 9)), strict=True):
+        assert found.ids.shape == found.pixels.shape[:2] == found.overlay().shape[:2] == size
+        assert sum(found.shares.values()) == pytest.approx(1)
+    words = ["classify", str(run.folder), str(tmp_path / "turned.png"), "--overlays", str(tmp_path / "out")]
+    assert main(words) == 0
+    with Image.open(tmp_path / "out" / "turned.png") as written:
+        assert written.size == (20, 50)
+
+
 def test_an_overlay_mixes_the_colors_and_leaves_void() -> None:
     pixels = np.full((1, 3, 1), 100, np.uint8)
     ids = np.array([[0, 2, 255]], np.uint8)

@@ -22,7 +22,7 @@ from kilolayer.data.image_batches import batch_of
 from kilolayer.data.image_pairs import ImagePairs, ImagePairsConfig, PairBatches, PairParts, find_pairs, read_pairs
 from kilolayer.data.overlays import overlay
 from kilolayer.errors import OptionError
-from kilolayer.evaluate.segmentation import Segmentation, measure_pixels, predict_pixels
+from kilolayer.evaluate.segmentation import Segmentation, classes_of, measure_pixels, pixel_scores
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.map_head import MapHead
 from kilolayer.runtime.recorder import Recorder
@@ -160,7 +160,7 @@ def _picture(model: Encoder, images: ImagePairs) -> str:
     from PIL import Image
 
     chosen = np.unique(np.linspace(0, len(images) - 1, SHOWN).astype(np.int64))
-    found = predict_pixels(model, batch_of(images, chosen, len(chosen)).pixels)
+    found = classes_of(pixel_scores(model, batch_of(images, chosen, len(chosen)).pixels))
     rows = []
     for index, ids in zip(chosen, found, strict=True):
         pixels, labels = images[index]
