@@ -111,12 +111,18 @@ class SegmentTask(Task[SegmentConfig]):
         output = model(images, hidden_states=hidden_states)  # pyright: ignore[reportCallIssue]
         assert output.logits is not None
         log_probabilities = F.log_softmax(output.logits.float(), dim=1)
+        output = replace(output, logits=None)  # they are large, and not needed for the backward pass
         real = labels >= 0
         share = weight / real.sum().clamp(min=1)
-        of_labels = log_probabilities.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-        nll, spread = (-each.masked_fill(~real, 0.0).sum() * share for each in (of_labels, log_probabilities.mean(dim=1)))
+
+        def total(of_pixels: Tensor) -> Tensor:
+            return -of_pixels.masked_fill(~real, 0.0).sum() * share
+
+        nll = total(log_probabilities.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1))
         smoothing = self.config.train.label_smoothing
-        return Loss((1 - smoothing) * nll + smoothing * spread, nll, weight, output)
+        if not smoothing:
+            return Loss(nll, nll, weight, output)
+        return Loss((1 - smoothing) * nll + smoothing * total(log_probabilities.mean(dim=1)), nll, weight, output)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         images, labels, _ = parts
