@@ -9,7 +9,7 @@ under OUT.
 Needs KILOLAYER_DATA, with cifar10 and camvid, but for --tiny.
 
 What is compared:
-- CIFAR-10: `tuned` starts from `masked`, the same images without their labels; `scratch` is trained on the labels alone, as `deep`.
+- CIFAR-10: `tuned` starts from `masked`, the same images without their labels; `scratch` and `deep` have the labels alone.
 - CamVid: `camvid-tuned` starts from `camvid-masked`, the same 367 training images without their labels, at the same size and
   patch. `camvid-scratch` takes as many steps on the labels as `camvid-tuned`, and `camvid-long` as many as it and
   `camvid-masked` together. So no run sees other images, and a gain over `camvid-long` is not one of more steps.
