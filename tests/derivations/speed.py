@@ -112,6 +112,50 @@ def masked_steps(document: Data) -> Pieces:
         yield row(shown, *(text for pair in cells for text in pair))
 
 
+@section(
+    "A step in shards",
+    "shards/results.json",
+    given=(
+        "1,000 layers of dim 1,024 fit on eight",
+        "dropout 0.1, 16 x 256 tokens per side and 8 x 1,024",
+        "torch 2.11",
+        "units of 1 layer",
+        "1.1 times",
+        "500L-500L with dim 1,024",
+        "first of eight",
+        "16 x 256 tokens per side takes",
+        "43.7 GiB",
+        "within 5%",
+    ),
+)
+def shards(document: Data) -> Pieces:
+    rows = document["rows"]
+
+    def ms(name: str) -> float:
+        return rows[name]["ms"]
+
+    ratios = [
+        ms(name) / ms(f"{kind}, whole") for kind in ("deep", "wide") for name in rows if name.startswith(f"{kind}, units")
+    ]
+    yield f"{min(ratios):.2f} to {max(ratios):.2f} times"
+    for kind, title, unit in (("deep", "100L-100L, dim 512", 10), ("wide", "24-layer decoder, dim 2,048", 2)):
+        names = ("whole", "whole, eager", "units of 1")
+        cells = [f"{ms(f'{kind}, {name}'):,.0f} ms" for name in names]
+        assert unit == min(
+            (int(name.rsplit(" ", 1)[1]) for name in rows if name.startswith(f"{kind}, units") and not name.endswith(" 1")),
+            key=lambda each: ms(f"{kind}, units of {each}"),
+        )
+        yield row(title, *cells, f"{ms(f'{kind}, units of {unit}'):,.0f} ms ({unit} layers)")
+    sizes = [rows[f"thousand, first of 8, recompute {kind}"]["peak_gib"] for kind in ("layer", "selective")]
+    yield f"{sizes[0]:.1f} GiB with recomputed layers and {sizes[1]:.1f} GiB"
+    thousand = kl.ModelConfig(
+        shape="encoder_decoder", layers=500, dim=1024, heads=16, ffn_dim=4096, vocab_size=32_000, tie_embeddings=True
+    )
+    count = sum(weight.numel() for weight in kl.build_model(thousand, device="meta").parameters())
+    yield f"{count / 1e9:.1f} billion"
+    assert document["made_with"]["torch"].startswith("2.11")
+
+
 @section("Likelihoods are scored", "understanding/likelihood.json")
 def likelihoods(document: Data) -> Pieces:
     plain, few = document["rows"]

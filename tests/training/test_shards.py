@@ -93,6 +93,12 @@ def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, p
         pytest.param(2, new_run, {"train": {"recompute": "selective"}}, id="recomputed-selectively"),
         pytest.param(2, new_run, {"model": {"moe": ROUTED}}, id="sparse"),
         pytest.param(4, new_run, {"model": {"recipe": "admin", "moe": EVENED}}, id="sparse-admin", marks=pytest.mark.slow),
+        pytest.param(4, new_run, {"model": {"moe": {**ROUTED, "experts": 6}}}, id="pairs-of-experts", marks=pytest.mark.slow),
+        pytest.param(
+            *(4, new_run, {"model": {"recipe": "sub_ln", "moe": {**EVENED, "experts": 3}}}),
+            id="every-expert",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(2, new_run, {"train": {"optimizer": "radam", "weight_decay": 0.1, "layer_decay": 0.9}}, id="radam"),
         pytest.param(4, new_run, {"train": {"shard": "hybrid"}}, id="hybrid"),
     ],
@@ -134,14 +140,22 @@ def test_rounded_products_keep_full_shards(tmp_path: Path, corpus: Path, pool: P
     assert all(tensor.dtype == torch.float32 for tensor in last_checkpoint(shards).model.values())
 
 
-@pytest.mark.parametrize("sizes", [(2, 1), pytest.param((4, 2, 1, 4), marks=pytest.mark.slow)])
-def test_any_number_of_processes_goes_on(tmp_path: Path, corpus: Path, pool: ProcessPool, sizes: tuple[int, ...]) -> None:
-    most = max(sizes)
-    alone = new_run(
-        tmp_path / "alone", corpus, model={"dropout": 0.0}, train={**SMOOTH, "accumulate": most, "steps": 3 * len(sizes)}
-    )
+@pytest.mark.parametrize(
+    ("sizes", "moe"),
+    [
+        ((2, 1), None),
+        pytest.param((4, 2, 1, 4), None, marks=pytest.mark.slow),
+        pytest.param((4, 2, 4), {**ROUTED, "experts": 6}, marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_processes_goes_on(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, sizes: tuple[int, ...], moe: dict[str, Any] | None
+) -> None:
+    most, model = max(sizes), {"dropout": 0.0, **({} if moe is None else {"moe": moe})}
+    training = {**SMOOTH, "steps": 3 * len(sizes)}
+    alone = new_run(tmp_path / "alone", corpus, model=model, train={**training, "accumulate": most})
     assert train(alone, task_of(alone)) == 0
-    run = new_run(tmp_path / "run", corpus, model={"dropout": 0.0}, train={**SMOOTH, "steps": 3 * len(sizes), "shard": "full"})
+    run = new_run(tmp_path / "run", corpus, model=model, train={**training, "shard": "full"})
     for stage, size in enumerate(sizes, 1):
         on(pool, size, run, shared_runs.train_until, 3 * stage, most // size)
     assert_alike(run, alone)

@@ -7,10 +7,12 @@ Norms, biases of norms, scales and routers, which are small, stay whole on each 
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +26,8 @@ from kilolayer.layers.projection import PreciseProjection
 from kilolayer.layers.stack import Stack
 from kilolayer.models.model import IN_PRODUCTS, Model
 from kilolayer.models.sharded import is_shard, is_unit, plain_class
-from kilolayer.moe.experts import ExpertProjection
+from kilolayer.moe.experts import ExpertNorm, ExpertProjection
+from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.router import Router
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.group import ExpertGroup
@@ -55,19 +58,34 @@ def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
             where="train.shard",
             fix='set it to "full"',
         )
-    ranks = torch.arange(group.size).view(-1, here)
+    return _mesh_of_rows(group, kind, here, ("copy", "shard"))
+
+
+def expert_mesh(group: ExpertGroup, kind: str, experts: int) -> DeviceMesh:
+    """Rows of processes that divide the experts, as many as evenly can; those of a column share the same ones in shards."""
+    return _mesh_of_rows(group, kind, math.gcd(experts, group.size), ("shard", "expert"))
+
+
+def _mesh_of_rows(group: ExpertGroup, kind: str, length: int, names: tuple[str, str]) -> DeviceMesh:
+    """A mesh of two axes whose rows are `length` consecutive processes."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    ranks = torch.arange(group.size).view(-1, length)
     backend = dist.get_backend(group.processes)
-    copies, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=backend)
-    shards, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=backend)
-    groups: Any = [copies, shards]
-    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=("copy", "shard"))
+    columns, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), backend=backend)
+    rows, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), backend=backend)
+    groups: Any = [columns, rows]
+    return DeviceMesh.from_group(groups, kind, mesh=ranks, mesh_dim_names=names)
 
 
-def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None) -> None:
+def shard_matrices(
+    model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None, experts: DeviceMesh | None = None
+) -> None:
     """Divide the matrices and tables of a model on the meta device among the processes of a mesh, in place.
 
     unit: layers that are gathered together. dtype: of the gathered matrices; their shards keep their own dtype, and so do the
-    gradients, which are summed over the processes and not averaged.
+    gradients, which are summed over the processes and not averaged. experts: the mesh of `expert_mesh`, if the processes of its
+    columns have the same experts; these are gathered by themselves.
     """
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -81,11 +99,16 @@ def shard_matrices(model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dt
         )
     # Of outputs that are views, which no layer of ours changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
-    sharded = set(matrices_of(model))
-    policy = MixedPrecisionPolicy(
-        param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32, cast_forward_inputs=False
-    )
+    sharded = {*matrices_of(model), *(weight for _, weight in expert_parameters(model) if experts is not None)}
+    precise = MixedPrecisionPolicy(cast_forward_inputs=False)
+    policy = replace(precise, param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
     whole = {weight for weight in model.parameters() if weight not in sharded}
+    if experts is not None:
+        for layer in sparse_layers(model).values():
+            for norm in [module for module in layer.experts.modules() if isinstance(module, ExpertNorm)]:
+                fully_shard(norm, mesh=experts["shard"], mp_policy=precise)
+            fully_shard(layer.experts, mesh=experts["shard"], mp_policy=policy, ignored_params=whole)
+            layer.experts.gathered_dtype = dtype
     units = [list(stack.blocks[first : first + unit]) for stack in stacks for first in range(0, len(stack.blocks), unit)]
     for modules in (*units, [model]):
         together: Any = modules if len(modules) > 1 else modules[0]

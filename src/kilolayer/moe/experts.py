@@ -101,7 +101,10 @@ class Experts(nn.Module):
     """W_2e N_e(phi(W_1e x)) for the rows x of expert e: [rows, dim] to [rows, dim].
 
     The inner norm N_e and the scalar shifts, which all experts share, are identities unless the plan has them.
+    gathered_dtype: the dtype of matrices in shards, while they are gathered; None if they are not in shards.
     """
+
+    gathered_dtype: torch.dtype | None = None
 
     def __init__(
         self,
@@ -125,7 +128,7 @@ class Experts(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the matrix products."""
-        return self.input.weight.dtype
+        return self.gathered_dtype or self.input.weight.dtype
 
     def forward(self, rows: Tensor, groups: Groups) -> Tensor:
         """[rows, dim] to the same shape; groups: which rows belong to which expert."""

@@ -100,7 +100,7 @@ def idle_parameters(model: nn.Module, moe: MoE | None) -> int:
     """The number of expert parameters that a token does not use, counted over all processes."""
     if moe is None:
         return 0
-    return sum(parameter[0].numel() for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
+    return sum(parameter.numel() // len(parameter) for _, parameter in expert_parameters(model)) * (moe.experts - moe.top_k)
 
 
 def freeze_experts(model: nn.Module) -> None:

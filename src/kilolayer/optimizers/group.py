@@ -22,7 +22,7 @@ class Group:
     """Weights of one dtype with the same rule; each slot of their state, and their masters, are in one flat buffer, in order.
 
     rates: the factor on the learning rate of each weight. of_experts: whether each expert of a sparse model has its own copy of
-    these weights. sharers: the processes among which the weights are divided, each of which has its part here; None if all are
+    these weights. sharers: the processes among which the weights are divided, by one axis after the other; empty if all are
     whole. of_shards: whether they are divided by FSDP2. buffers: [size] each: the slots of the rule by name, and optionally
     `masters`, `sums` and `weights`.
     """
@@ -33,7 +33,7 @@ class Group:
     rates: list[float]
     of_experts: bool = False
     of_shards: bool = False
-    sharers: ExpertGroup | None = None
+    sharers: tuple[ExpertGroup, ...] = ()
     starts: list[int] = field(init=False)
     state: dict[str, list[Tensor]] = field(init=False)
     masters: list[Tensor] | None = field(init=False, default=None)

@@ -119,7 +119,7 @@ class Optimizer:
 
     def shared_sums(self) -> list[Tensor]:
         """The gradient sums that all processes add to: all but those of weights that are divided among them."""
-        return [group.buffers["sums"] for group in self.groups if group.sharers is None and group.sums is not None]
+        return [group.buffers["sums"] for group in self.groups if not group.sharers and group.sums is not None]
 
     def clear(self) -> None:
         """Clear all gradients."""
@@ -157,14 +157,20 @@ class Optimizer:
 
     def of_all(self, group: Group, norms: Tensor) -> Tensor:
         """Norms over the weights on all processes, from those over the weights on this process."""
-        if group.sharers is None:
+        if not group.sharers:
             return norms
-        return sum_over(norms.double().square(), group.sharers).sqrt().to(norms.dtype)
+        return self._sum_over(group, norms.double().square()).sqrt().to(norms.dtype)
 
     def size_of_all(self, group: Group) -> Tensor:
         """The number of elements of each weight of a group, over all processes that share it: fp64 [weights of the group]."""
         sizes = torch.tensor([weight.numel() for weight in group.weights], dtype=torch.float64, device=self.device)
-        return sum_over(sizes, group.sharers)
+        return self._sum_over(group, sizes)
+
+    def _sum_over(self, group: Group, own: Tensor) -> Tensor:
+        """The sum over the processes that divide a group's weights."""
+        for sharers in group.sharers:
+            own = sum_over(own, sharers)
+        return own
 
     def update(self, scale: Tensor, finite: Tensor, measures: bool = False) -> list[Tensor] | None:
         """Update the weights with the gradients times `scale` if `finite`; otherwise change nothing. Both are tensors [].
@@ -289,7 +295,10 @@ class Optimizer:
             of_shards = is_shard(weight)
             key = (weight.dtype, factors.is_matrix, factors.of_experts, of_shards, factors.decay, factors.eps, own, kind)
             if key not in made:
-                sharers = shard_group(weight) if of_shards else experts if factors.of_experts else None
+                sharers = (
+                    *([shard_group(weight)] if of_shards else []),
+                    *([experts] if experts and factors.of_experts else []),
+                )
                 made[key] = {
                     "rule": own.with_factors(factors.decay, factors.eps),
                     "of_experts": factors.of_experts,

@@ -56,8 +56,11 @@ class Division:
             self._check_shards(config)
         moe = None if isinstance(config, TrainableConfig) else config.moe
         if moe is not None and moe.experts % self.processes:
+            others = (
+                "; several processes would hold some in shards, which a plan does not count" if self.shard == "full" else ""
+            )
             raise OptionError(
-                f"{counted(moe.experts, 'expert')} cannot be shared evenly by {counted(self.processes, 'process')}",
+                f"{counted(moe.experts, 'expert')} cannot be shared evenly by {counted(self.processes, 'process')}{others}",
                 where=hints.argument("processes"),
                 fix="give a number that divides them",
             )

@@ -99,6 +99,8 @@ def is_known_part(module: nn.Module) -> bool:
 def _foreign_part(layer: nn.Module, modules: dict[str, nn.Module]) -> str | None:
     for name, module in modules.items():
         kind = plain_class(module)
+        if name and is_unit(module):
+            return f"{name} is gathered by itself"
         if not (is_known_part(module) if name else kind in LAYERS):
             return f"{name or 'a layer'} is a {kind.__name__}"
         if "forward" in vars(module):

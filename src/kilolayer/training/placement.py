@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
 from kilolayer.models.sharded import is_shard
 from kilolayer.models.shards import (
+    expert_mesh,
     gathered_outside_layers,
     local,
     materialize_shards,
@@ -33,6 +34,10 @@ from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.checkpoint import Part
 from kilolayer.runs.run import check_fit
+from kilolayer.terminal import counted
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 Shard = Literal["none", "full", "hybrid"]
 
@@ -63,6 +68,9 @@ class Placement:
             if processes.group is not None:
                 self.mesh = shard_mesh(processes.group, device.type, hybrid=shard == "hybrid")
         self.shares_experts = config.moe is not None and processes.group is not None
+        self.expert_mesh = None
+        if self.mesh is not None and config.moe is not None and config.moe.experts % processes.size:
+            self.expert_mesh = self._mesh_of_experts(config.moe.experts)
         self.model = self._build(dtype)
 
     @property
@@ -75,7 +83,8 @@ class Placement:
         """The number of parameters of the whole model."""
         here = sum(parameter.numel() for parameter in self.model.parameters())  # a sharded one counts whole
         of_experts = sum(parameter.numel() for _, parameter in expert_parameters(self.model))
-        return here + (self.processes.size - 1) * of_experts
+        group = expert_group(self.model)
+        return here + (0 if group is None else group.size - 1) * of_experts
 
     @property
     def active_parameters(self) -> int:
@@ -168,7 +177,9 @@ class Placement:
         rows = {name: (row_range(tensor), len(tensor)) for name, tensor in self._shards().items()}
         if (group := expert_group(self.model)) is not None:
             for name, weight in expert_parameters(self.model):
-                rows[name] = group.part(len(weight) * group.size), len(weight) * group.size
+                part, count = group.part(len(weight) * group.size), len(weight) * group.size
+                own = row_range(weight) if is_shard(weight) else range(len(weight))
+                rows[name] = range(part.start + own.start, part.start + own.stop), count
         return rows
 
     def _shards(self) -> dict[str, Tensor]:
@@ -183,12 +194,25 @@ class Placement:
         assert self.processes.group is not None
         model = build_model(self.config, device="meta", seed=self.seed)
         if self.shares_experts:
-            shard_experts(model, self.processes.group.processes, one_batch=False)
+            of_experts = self.processes.group.processes if self.expert_mesh is None else self.expert_mesh.get_group("expert")
+            shard_experts(model, of_experts, one_batch=False)
         if self.mesh is None:
             return model.materialize(self.device)
-        shard_matrices(model, self.mesh, unit=self.unit, dtype=dtype)
+        shard_matrices(model, self.mesh, unit=self.unit, dtype=dtype, experts=self.expert_mesh)
         materialize_shards(model, self.device)
         return model
+
+    def _mesh_of_experts(self, experts: int) -> DeviceMesh:
+        """The processes by the experts that they have, where not every process can have its own."""
+        assert self.mesh is not None
+        assert self.processes.group is not None
+        if self.mesh.ndim > 1:
+            raise OptionError(
+                f"{counted(experts, 'expert')} cannot be shared evenly by {counted(self.processes.size, 'process')}",
+                where="train.shard",
+                fix='set it to "full", or start a number of processes that divides them',
+            )
+        return expert_mesh(self.processes.group, self.device.type, experts)
 
     def _check_shards(self) -> None:
         # torchrun may have started several before, and go on with one after the others have died.
