@@ -102,5 +102,5 @@ def resampled_classes(scores: Tensor, down: Span, across: Span) -> Iterator[tupl
 
 def _relative(own: range, span: Span, like: Tensor) -> Tensor:
     """The centers of rows or columns in a tile, from -1 at its start to 1 at its end."""
-    centers = torch.arange(own.start, own.stop, device=like.device, dtype=torch.float64) + 0.5
-    return (2 * (centers - span.start) / (span.end - span.start) - 1).to(like.dtype)
+    centers = torch.arange(own.start, own.stop, dtype=torch.float64) + 0.5
+    return (2 * (centers - span.start) / (span.end - span.start) - 1).to(like)
