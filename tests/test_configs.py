@@ -192,10 +192,12 @@ def tiny_images(config: RunConfig, table: configuration.Table, folder: Path, tex
 def tiny_masked(config: RunConfig, table: configuration.Table, folder: Path, text: dict[str, list[str]]) -> list[str]:
     """What to type for a masked image model of a few small images, with a tokenizer if codes are predicted."""
     drawn_images(folder, 32, {"train": 30, "test": 12})
-    typed = [f"--images.train={folder / 'train'}", "--images.size=32", "--images.rows=8"]
+    size = 32 // config.model.image.patch * config.model.image.patch
+    typed = [f"--images.train={folder / 'train'}", f"--images.size={size}", "--images.rows=8"]
     typed += [f"--images.valid={folder / 'test'}"] if config.images.valid else [f"--images.test={folder / 'test'}"]
     if config.model.image.decoder:
-        typed += ["--model.image.decoder.dim=16", "--model.image.decoder.heads=2", "--images.valid_share=0.2"]
+        typed += ["--model.image.decoder.dim=16", "--model.image.decoder.heads=2"]
+        typed += [] if config.images.valid else ["--images.valid_share=0.2"]
     if config.target.kind == "codes":
         patch, codes = config.model.image.patch, config.model.vocab_size
         words = [f"--model.patch={patch}", f"--model.codes={codes}", "--model.dim=8", "--train.steps=1", "--train.device=cpu"]

@@ -123,7 +123,7 @@ INDEX = Image.fromarray(COLOR).quantize(16)
     ],
 )
 def test_every_kind_of_image(data: bytes, expected: np.ndarray | None, reasons: list[str]) -> None:
-    found, why = decode(data, 8, 8, 3)
+    found, why = decode(data, 3, (8, 8))
     assert why == reasons
     assert (found is None) == (expected is None)
     if found is not None:
@@ -131,11 +131,11 @@ def test_every_kind_of_image(data: bytes, expected: np.ndarray | None, reasons: 
 
 
 def test_cmyk_and_grey_output() -> None:
-    found, why = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF"), 8, 8, 3)
+    found, why = decode(encoded(Image.new("CMYK", (8, 8), (0, 255, 255, 0)), "TIFF"), 3, (8, 8))
     assert why == ["cmyk"]
     assert found is not None
     assert found[0, 0].tolist() == [255, 0, 0]
-    grey, why = decode(encoded(Image.fromarray(GREY)), 8, 8, 1)
+    grey, why = decode(encoded(Image.fromarray(GREY)), 1, (8, 8))
     assert (grey is not None and np.array_equal(grey[..., 0], GREY), why) == (True, [])
 
 
@@ -143,7 +143,7 @@ def test_other_sizes_are_scaled_by_the_shorter_side_and_cropped() -> None:
     """A wide image with one color in its middle half: the center crop shows that color alone."""
     pixels = np.zeros((20, 80, 3), np.uint8)
     pixels[:, 25:55] = (10, 200, 30)
-    found, why = decode(encoded(Image.fromarray(pixels)), 10, 10, 3)
+    found, why = decode(encoded(Image.fromarray(pixels)), 3, (10, 10))
     assert why == ["resized"]
     assert found is not None
     assert (found == (10, 200, 30)).all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import kilolayer as kl
+from kilolayer.data.drawn_images import drawn_images
 from kilolayer.errors import InputError, OptionError
 from kilolayer.huggingface.form import NoPlainForm, find_form
 from kilolayer.huggingface.weights import to_theirs
@@ -132,6 +134,7 @@ def test_a_model_of_their_form_is_exported(architecture: str, tmp_path: Path) ->
         ({"head": {"outputs": 5}}, 'pooler="none"'),
         ({"norm": "rms"}, "its norms are"),
         ({"head": "none", "map_head": {}}, "map head"),
+        ({"head": "none", "vocab_size": 48, "image": {**IMAGE, "decoder": {}}}, "decoder of hidden patches"),
     ],
 )
 def test_other_models_are_refused_with_the_reason(options: dict[str, Any], words: str) -> None:
@@ -139,6 +142,64 @@ def test_other_models_are_refused_with_the_reason(options: dict[str, Any], words
     form = find_form(kl.build_model(table), 64)
     assert isinstance(form, NoPlainForm)
     assert words in form.why
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    drawn_images(folder, 12, {"train": 18, "test": 6})
+    return folder
+
+
+def table_of(images: Path, task: str, /, **model: Any) -> dict[str, Any]:
+    sources = {"train": str(images / "train"), "size": 12, "rows": 6}
+    sources |= {"train_labels": str(images / "train_labels")} if task == "segment" else {}
+    sizes = {**OURS, "image": {"patch": 4}, **model}
+    return {"task": task, "model": sizes, "images": sources, "train": {"steps": 1, "device": "cpu"}}
+
+
+def test_a_run_of_masked_images_is_exported_as_beit(images: Path, tmp_path: Path) -> None:
+    run = kl.train(table_of(images, "masked_image", recipe="layer_scale"), run=tmp_path / "run")
+    found = kl.export(run, to="huggingface", out=tmp_path / "out")
+    assert found.architecture == "BeitForMaskedImageModeling"
+    theirs, report = transformers.BeitForMaskedImageModeling.from_pretrained(found.folder, output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    ours, pixels = run.model, IMAGES.float()
+    assert isinstance(ours, kl.ImageEncoder)
+    with torch.no_grad():
+        out = ours(pixels, masked=MASKED)
+        torch.testing.assert_close(theirs(pixels, bool_masked_pos=MASKED).logits, out.logits, rtol=1e-5, atol=1e-5)
+        body = transformers.AutoModel.from_pretrained(found.folder)
+        states = body(pixels, bool_masked_pos=MASKED).last_hidden_state
+        normed = torch.nn.functional.layer_norm(states, (16,), *theirs.layernorm.parameters(), eps=ours.config.norm_eps)
+        torch.testing.assert_close(normed, out.states, rtol=1e-5, atol=1e-5)
+    card = (found.folder / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("```")[0].replace('"out"', repr(str(found.folder)))
+    shown: list[Any] = []
+    exec(code, {"print": shown.append})
+    assert shown == [(1, 9, 48)]
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "words"),
+    [
+        ("segment", {"map_head": {"kind": "linear"}}, r"kl\.load\(folder\)\.segment"),
+        (
+            "masked_image",
+            {"image": {"patch": 4, "decoder": {"layers": 1, "dim": 8, "heads": 2}}},
+            "classifier that starts from it",
+        ),
+        ("masked_image", {"recipe": "sub_ln"}, "Pre-LN recipe"),
+    ],
+)
+def test_a_run_that_is_not_exported_says_what_to_do(
+    images: Path, tmp_path: Path, task: str, model: dict[str, Any], words: str
+) -> None:
+    run = kl.train(table_of(images, task, **model), run=tmp_path / "run")
+    with pytest.raises(InputError) as caught:
+        kl.export(run, to="huggingface", out=tmp_path / "out")
+    assert re.search(words, caught.value.fix)
 
 
 def test_beits_relative_bias_is_refused(tmp_path: Path) -> None:

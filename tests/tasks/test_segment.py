@@ -22,8 +22,10 @@ from kilolayer.evaluate.segmentation import CALLED, LABELS, RIGHT, Segmentation,
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.regrid import repatched
+from kilolayer.runs.budget import Precision, Work, budget
 from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
+from tests.fixtures.live_tensors import LiveTensors
 
 PARTS = ("train", "valid", "test")
 NAMES = ["background", *SHAPES]
@@ -199,6 +201,21 @@ def test_a_run_is_scored_shown_and_writes_overlays(
         run.segment(tmp_path / "in" / "z.png")
 
 
+def test_maps_and_overlays_have_the_size_of_each_image(run: Any, tmp_path: Path) -> None:
+    photograph = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 50, 3), dtype=np.uint8))
+    exif = photograph.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    photograph.save(tmp_path / "turned.png", exif=exif)
+    images = [photograph, tmp_path / "turned.png", np.zeros((8, 9), np.uint8)]
+    for found, size in zip(run.segment(images), ((20, 50), (50, 20), (8, 9)), strict=True):
+        assert found.ids.shape == found.pixels.shape[:2] == found.overlay().shape[:2] == size
+        assert sum(found.shares.values()) == pytest.approx(1)
+    words = ["classify", str(run.folder), str(tmp_path / "turned.png"), "--overlays", str(tmp_path / "out")]
+    assert main(words) == 0
+    with Image.open(tmp_path / "out" / "turned.png") as written:
+        assert written.size == (20, 50)
+
+
 def test_an_overlay_mixes_the_colors_and_leaves_void() -> None:
     pixels = np.full((1, 3, 1), 100, np.uint8)
     ids = np.array([[0, 2, 255]], np.uint8)
@@ -310,6 +327,23 @@ def test_the_plan_counts_patches(images: Path) -> None:
     work = build(RunConfig, table(images)).usual_batch(None)
     assert (work.rows, work.length) == (8, 5)
     assert build(RunConfig, table(images)).model.map_head.classes == 7
+
+
+@pytest.mark.parametrize("kind", ["upernet", "linear"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_plan_counts_what_a_step_holds(images: Path, kind: str, precision: Precision) -> None:
+    task, classes = task_for(images), 60
+    head: dict[str, Any] = {"kind": kind, "classes": classes, **({"channels": 8} if kind == "upernet" else {})}
+    image = {"size": 32, "patch": 8}
+    config = ModelConfig(shape="encoder", **SHAPE, vocab_size=None, positions="learned", image=image, map_head=head)
+    model = build_model(config, seed=1).train()
+    if precision == "bf16":
+        model.cast_weights(torch.bfloat16)
+    pixels, labels = torch.randn(16, 3, 32, 32), torch.randint(-1, classes, (16, 32, 32))
+    with LiveTensors() as live:
+        task.loss(model, (pixels, labels, torch.tensor(labels.numel())), hidden_states=False).total.backward()
+    planned = budget(config, Work(16, 17, precision=precision)).training
+    assert planned.activations + planned.logits == pytest.approx(live.peak, rel=0.12)
 
 
 @pytest.mark.slow

@@ -32,11 +32,12 @@ class GivenImage:
     fault: str | None = None
 
 
-def given_images(images: Any, shape: tuple[int, int, int]) -> Iterator[GivenImage]:
-    """Read images one by one. shape: height, width and channels, to which others are scaled and cropped."""
+def given_images(images: Any, channels: int, sides: tuple[int, int] | None = None) -> Iterator[GivenImage]:
+    """Read images one by one. sides: height and width, to which others are scaled and cropped; None: each has its own."""
     require_vision()
     listed: Iterable[Any] = [images] if isinstance(images, str | PathLike) else images
-    return (_decoded(name, data, shape) for number, each in enumerate(listed, 1) for name, data in _files_of(each, number))
+    found = (each for number, source in enumerate(listed, 1) for each in _files_of(source, number))
+    return (_decoded(name, data, channels, sides) for name, data in found)
 
 
 def is_one_image(images: Any) -> bool:
@@ -57,10 +58,10 @@ def stacked(images: Sequence[GivenImage]) -> Tensor:
     return torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2) if pixels else torch.empty(0, dtype=torch.uint8)
 
 
-def _decoded(name: str, data: bytes | str, shape: tuple[int, int, int]) -> GivenImage:
+def _decoded(name: str, data: bytes | str, channels: int, sides: tuple[int, int] | None) -> GivenImage:
     if isinstance(data, str):
         return GivenImage(name, None, data)
-    pixels, reasons = decode(data, *shape)
+    pixels, reasons = decode(data, channels, sides)
     return GivenImage(name, pixels, LEFT_OUT[reasons[0]].partition(":")[0] if pixels is None else None)
 
 

@@ -49,8 +49,11 @@ def require_vision() -> None:
         )
 
 
-def decode(data: bytes, height: int, width: int, channels: int) -> tuple[np.ndarray | None, list[str]]:
-    """The pixels, uint8 [height, width, channels], and the `REASONS` why they are not those of the file; None: left out."""
+def decode(data: bytes, channels: int, sides: tuple[int, int] | None = None) -> tuple[np.ndarray | None, list[str]]:
+    """The pixels, uint8 [height, width, channels], and the `REASONS` why they are not those of the file; None: left out.
+
+    sides: height and width, to which others are scaled and cropped; None: those of the image.
+    """
     from PIL import Image, ImageOps
 
     try:
@@ -66,9 +69,10 @@ def decode(data: bytes, height: int, width: int, channels: int) -> tuple[np.ndar
                 reasons.append("rotated")
             plain, changes = _plain(image, channels)
             reasons += [each for each in changes if each not in reasons]
-            if plain.size != (width, height):
-                plain, reasons = ImageOps.fit(plain, (width, height), Image.Resampling.BICUBIC), [*reasons, "resized"]
-            return np.asarray(plain, np.uint8).reshape(height, width, channels), reasons
+            size = plain.size if sides is None else (sides[1], sides[0])
+            if plain.size != size:
+                plain, reasons = ImageOps.fit(plain, size, Image.Resampling.BICUBIC), [*reasons, "resized"]
+            return np.asarray(plain, np.uint8).reshape(plain.height, plain.width, channels), reasons
     except MemoryError:
         raise
     except Exception:  # Pillow's decoders raise many kinds of errors

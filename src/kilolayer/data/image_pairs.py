@@ -219,7 +219,7 @@ def write_pairs(images: ImageSource, labels: ImageSource, folder: Path, shape: t
     names, left = [], set(known)
 
     def work(data: bytes) -> tuple[tuple[np.ndarray | None, list[str]], tuple[int, int] | None]:
-        return decode(data, *shape), size_of(data)
+        return decode(data, shape[2], shape[:2]), size_of(data)
 
     with open(arrived, "wb") as file:
         for name, ((pixels, reasons), size) in decoded(image_files(images, faults, set()), work, math.prod(shape)):

@@ -152,7 +152,7 @@ def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int],
     arrived = folder / "arrived"
     with open(arrived, "wb") as file:
         files = image_files(source, faults, folders)
-        for name, (pixels, reasons) in decoded(files, lambda data: decode(data, *shape), math.prod(shape)):
+        for name, (pixels, reasons) in decoded(files, lambda data: decode(data, shape[2], shape[:2]), math.prod(shape)):
             for reason in reasons:
                 faults.add(reason, name)
             if pixels is not None:

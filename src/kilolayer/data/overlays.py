@@ -27,7 +27,7 @@ def overlay(pixels: np.ndarray, ids: np.ndarray, classes: int, share: float = 0.
     pixels: uint8 [height, width, 1 or 3]. ids: int [height, width], classes; 255: void, which stays as it is. share: of the
     color.
     """
-    image = np.broadcast_to(pixels, (*pixels.shape[:2], 3)).astype(np.float64)
+    image = np.broadcast_to(pixels, (*pixels.shape[:2], 3)).astype(np.float32)
     colored = class_colors(classes)[np.where(ids == IGNORED, 0, ids)]
     mixed = (1 - share) * image + share * colored
     return np.where((ids == IGNORED)[..., None], image, mixed).round().astype(np.uint8)

@@ -169,9 +169,14 @@ def measure_pixels(
 
 
 @torch.inference_mode()
-def predict_pixels(model: Encoder, pixels: Tensor) -> np.ndarray:
-    """uint8 [n, height, width]: the class of each pixel; pixels: uint8 [n, channels, height, width]."""
+def pixel_scores(model: Encoder, pixels: Tensor) -> Tensor:
+    """fp32 [n, classes, height, width], on the model's device; pixels: uint8 [n, channels, height, width]."""
     with in_mode(model, training=False):
         logits = model(normalized(pixels.to(next(model.parameters()).device))).logits
     assert logits is not None
-    return logits.float().argmax(dim=1).to(torch.uint8).cpu().numpy()
+    return logits.float()
+
+
+def classes_of(scores: Tensor) -> np.ndarray:
+    """uint8 [n, height, width]: the best class of each pixel; scores: fp32 [n, classes, height, width]."""
+    return scores.argmax(dim=1).to(torch.uint8).cpu().numpy()

@@ -49,8 +49,8 @@ class Beit(ImageClass):
             yield f"its layers are not plain Pre-LN, nor Pre-LN with LayerScale: {config.recipe.equation}"
         if config.positions not in ("learned", "none"):
             yield f"its positions are {config.positions}, and BEiT's are learned"
-        if config.head is None and not (config.output_bias and not config.output_transform and config.final_norm is not False):
-            yield "it has no head, nor a final norm and outputs with output_bias"
+        if config.head is None and (config.vocab_size is None or config.output_transform or config.final_norm is False):
+            yield "it has no head, nor a final norm and outputs at each patch without output_transform"
         form = None if config.head is None else (config.head.pool, config.head.pooler, config.final_norm is not False)
         if form not in (None, ("first", "none", True), ("mean", "norm", False)):
             yield 'its head is neither pool="first" with pooler="none" nor pool="mean" with pooler="norm" and final_norm=False'

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import torch
 
 from kilolayer.data.tokenizer import END, PAD, START, UNKNOWN
 from kilolayer.errors import FoldError
@@ -23,6 +25,7 @@ from kilolayer.huggingface.opt import OPT
 from kilolayer.huggingface.pegasus import Pegasus
 from kilolayer.huggingface.qwen3 import Qwen3
 from kilolayer.huggingface.vit import ViT
+from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig, Shape
 from kilolayer.models.fold import AnyModel, fold
 from kilolayer.models.spelled_out import spell_out
@@ -86,11 +89,28 @@ def find_form(model: AnyModel, positions: int, *, word_pieces: bool = False) -> 
 
 
 def _image_form(model: AnyModel) -> PlainForm | NoPlainForm:
+    config = model.config
+    if config.map_head is not None:
+        return NoPlainForm("it has a map head, and those of Transformers have other norms and layers")
+    if config.patch_decoder is not None:
+        return NoPlainForm("it has a decoder of hidden patches, which is not exported")
+    if config.vocab_size is not None and not config.output_bias:
+        model = with_output_bias(model)
     reasons = {foreign: list(foreign.misfits(model.config)) for foreign in IMAGE_CLASSES}
     nearest, misfits = min(reasons.items(), key=lambda each: len(each[1]))
     if misfits:
         return NoPlainForm("; ".join(misfits))
     return PlainForm(nearest, model, f"the recipe is {model.config.recipe.title}: its layers are Pre-LN", 0)
+
+
+@torch.no_grad()
+def with_output_bias(model: AnyModel) -> AnyModel:
+    """The model with biases of 0 on its outputs, which BEiT's always have. All other weights are those of the given model."""
+    found = build_model(replace(model.config, output_bias=True), device="meta", seed=model.seed)
+    weights = model.state_dict()
+    zeros = next(iter(weights.values())).new_zeros(*found.state_dict()["output_bias.weight"].shape)
+    found.load_state_dict({**weights, "output_bias.weight": zeros}, assign=True)
+    return found.train(model.training)
 
 
 def without_unused_tokens(model: AnyModel) -> AnyModel:

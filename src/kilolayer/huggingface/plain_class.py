@@ -17,6 +17,7 @@ from kilolayer.huggingface.remote_class import remote_files
 from kilolayer.huggingface.source import Source
 from kilolayer.huggingface.weights import to_theirs
 from kilolayer.layers.position import sinusoids
+from kilolayer.models.config import ModelConfig
 from kilolayer.models.image_input import ImageInput
 
 
@@ -28,7 +29,7 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
         raise InputError(
             f"no class of Transformers computes this model, because {form.why}",
             where=str(source.folder),
-            fix="use it by kl.load; a model that is exported has a Pre-LN recipe, a class token and learned positions",
+            fix=_instead(source.model.config),
         )
     if isinstance(form, NoPlainForm):
         return remote_files(source, form.why, source.task.tokenizer_files())
@@ -45,12 +46,22 @@ def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     return config["architectures"][0], form.why, files
 
 
+def _instead(config: ModelConfig) -> str:
+    """What to do with an image model that is not exported."""
+    if config.map_head is not None:
+        return "use it where Kilolayer is installed: kl.load(folder).segment(images)"
+    if config.patch_decoder is not None:
+        return "export an image classifier that starts from it (train.start_from), or use it by kl.load(folder)"
+    return "use it by kl.load(folder); a model that is exported has a Pre-LN recipe, a class token and learned positions"
+
+
 def _config(source: Source, form: PlainForm) -> dict[str, Any]:
     seq2seq = form.model.config.shape == "encoder_decoder"
+    sized = form.model.config.max_length is None and form.model.config.image is None
     return {
         **form.foreign.foreign_config(form.model.config),
         **special_tokens(source, form.left_out),
-        **({"max_position_embeddings": source.positions} if form.model.config.max_length is None else {}),
+        **({"max_position_embeddings": source.positions} if sized else {}),
         **({"forced_eos_token_id": None} if seq2seq else {}),
         **source.labels,
         "dtype": "float32",

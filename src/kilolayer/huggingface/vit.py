@@ -49,8 +49,6 @@ class ImageClass(ForeignClass):
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.image is None or not config.image.class_token:
             yield "it reads no images with a class token"
-        if config.map_head is not None or config.patch_decoder is not None:
-            yield "it has a map head or a decoder"
         if config.embedding_norm:
             yield "it has a norm on its embeddings"
         yield from layer_misfits(config)

@@ -38,6 +38,7 @@ Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_TENSOR = 2**58  # elements
 RESIDUAL = torch.float32  # dtype of the states between layers, whatever the dtype of the products
+COPIES_OF_PIXEL_SCORES = 3  # log-probabilities, their gradient, and that of the scores
 
 
 @dataclass(frozen=True)
@@ -194,18 +195,20 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime,
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     flops = _forward_flops(model.stacks(), config, work)
     kept, recomputed = _activations(model, config, work, runtime)
-    logits = work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs
+    # The gradient overwrites the logits.
+    logits = size * (work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs)
     if isinstance(model, ImageEncoder) and model.decoder is not None:
         # It reads all patches, also if the encoder does not.
         inner, whole = model.decoder, replace(work, length=model.image.length, scored=None)
         flops += _forward_flops(inner.stacks(), inner.config, whole)
         more, more_recomputed = _activations(inner, inner.config, whole, runtime)
         kept, recomputed = kept + more, recomputed + more_recomputed
-        logits = whole.scores * (config.vocab_size or 0)
+        logits = size * whole.scores * (config.vocab_size or 0)
     if isinstance(model, ImageEncoder) and model.map_head is not None and config.map_head is not None:
         more, of_head = _map_head_cost(model, work)
         kept, recomputed, flops = kept + more, recomputed + more, flops + of_head
-        logits = work.batch * config.map_head.classes * model.image.sides[0] * model.image.sides[1]
+        height, width = model.image.sides
+        logits = COPIES_OF_PIXEL_SCORES * 4 * work.batch * config.map_head.classes * height * width  # in fp32
     active = total - idle_parameters(model, config.moe) - parameters_of_others(model)
     return Budget(
         work=work,
@@ -214,7 +217,7 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime,
         parts=parts,
         active_parameters=active,
         forward_flops_per_token=flops / (work.batch * work.length),
-        activations=Activations(kept, recomputed, logits * size),  # the gradient overwrites the logits
+        activations=Activations(kept, recomputed, logits),
         decoding=_decoding(config, work, total * size),
     )
 

@@ -61,7 +61,8 @@ class ImageClassifier(TrainedRun):
     def classifications(self, images: Any) -> Iterator[ImagePrediction]:
         """Yield the predictions for many images, a batch of which is read ahead; those of `classify` for a list."""
         config = self.config.images
-        return (each for some in batched(given_images(images, config.shape), config.rows) for each in self._classify(some))
+        given = given_images(images, config.channels, config.sides)
+        return (each for some in batched(given, config.rows) for each in self._classify(some))
 
     def corruptions(
         self,

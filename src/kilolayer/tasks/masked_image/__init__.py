@@ -12,6 +12,7 @@ register(
         task="kilolayer.tasks.masked_image.task:MaskedImageTask",
         run="kilolayer.tasks.masked_image.masked_image_model:MaskedImageModel",
         report="kilolayer.tasks.masked_image.report:MaskedImageReport",
+        export="kilolayer.tasks.masked_image.export:MaskedImageExport",
         headline=Headline("loss", "loss of masked patches", 4, larger_is_better=False),
         unit="masked patch",
     )

@@ -59,7 +59,7 @@ class MaskedImageModel(TrainedRun):
         model, config, first = self.reader, self.config.images, 0
         assert isinstance(model, ImageEncoder)
         target = target_of(self.config, cast("CodeVocabulary | None", self.tokenizer))
-        for some in batched(given_images(images, config.shape), config.rows):
+        for some in batched(given_images(images, config.channels, config.sides), config.rows):
             pixels = stacked(some)
             read = len(pixels)
             keys = torch.stack([torch.arange(first, first + read), torch.zeros(read, dtype=torch.int64)], dim=1)

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from kilolayer.data.given_images import GivenImage, given_images, is_one_image, stacked, unreadable
+from kilolayer.data.given_images import GivenImage, given_images, is_one_image, unreadable
 from kilolayer.data.overlays import overlay
-from kilolayer.evaluate.segmentation import predict_pixels
 from kilolayer.models.encoder import Encoder
 from kilolayer.runs.trained_run import TrainedRun, batched
 from kilolayer.tasks.segment.config import SegmentConfig
+from kilolayer.tasks.segment.tiles import segment_tiled
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,7 @@ class SegmentedImage:
     """The class of each pixel of an image.
 
     image: its path, or its number among those given. classes: their names. ids: uint8 [height, width], which of them each pixel
-    has. pixels: the image, uint8 [height, width, channels], as the model read it, in the size of the run's images. fault: why
-    it could not be read; there are no pixels then.
+    has. pixels: the image, uint8 [height, width, channels]. fault: why it could not be read; there are no pixels then.
     """
 
     image: str
@@ -55,7 +54,8 @@ class Segmenter(TrainedRun):
         """The class of each pixel of an image, or of each of several, in order.
 
         images: a path, an image of Pillow, or pixels, uint8 [height, width, channels] or [height, width]; or a list of these. A
-        folder or an archive stands for all images in it. Images of another size are scaled and cropped as in training.
+        folder or an archive stands for all images in it. The answer has the size of the image, which the model reads at the
+        size of the run's images, in overlapping tiles if it has another ratio of sides.
         One image that cannot be read raises an error; among several, it has a `fault` instead of pixels.
         """
         if not is_one_image(images):
@@ -68,12 +68,14 @@ class Segmenter(TrainedRun):
     def segmentations(self, images: Any) -> Iterator[SegmentedImage]:
         """Yield the answers for many images, a batch of which is read ahead; those of `segment` for a list."""
         config = self.config.images
-        return (each for some in batched(given_images(images, config.shape), config.rows) for each in self._segment(some))
+        given = given_images(images, config.channels)
+        return (each for some in batched(given, config.rows) for each in self._segment(some))
 
     def _segment(self, images: list[GivenImage]) -> list[SegmentedImage]:
-        model, pixels = self.reader, stacked(images)
+        model, config = self.reader, self.config.images
         assert isinstance(model, Encoder)
-        maps = iter(predict_pixels(model, pixels) if len(pixels) else ())
+        readable = [each.pixels for each in images if each.pixels is not None]
+        maps = iter(segment_tiled(model, readable, config.sides, config.rows))
         classes, empty = tuple(self.config.images.classes), np.zeros((0, 0), np.uint8)
         return [
             SegmentedImage(each.name, classes, empty, empty[..., None], each.fault)

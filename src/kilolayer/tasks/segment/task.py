@@ -22,7 +22,7 @@ from kilolayer.data.image_batches import batch_of
 from kilolayer.data.image_pairs import ImagePairs, ImagePairsConfig, PairBatches, PairParts, find_pairs, read_pairs
 from kilolayer.data.overlays import overlay
 from kilolayer.errors import OptionError
-from kilolayer.evaluate.segmentation import Segmentation, measure_pixels, predict_pixels
+from kilolayer.evaluate.segmentation import Segmentation, classes_of, measure_pixels, pixel_scores
 from kilolayer.models.encoder import Encoder
 from kilolayer.models.map_head import MapHead
 from kilolayer.runtime.recorder import Recorder
@@ -111,12 +111,18 @@ class SegmentTask(Task[SegmentConfig]):
         output = model(images, hidden_states=hidden_states)  # pyright: ignore[reportCallIssue]
         assert output.logits is not None
         log_probabilities = F.log_softmax(output.logits.float(), dim=1)
+        output = replace(output, logits=None)  # they are large, and not needed for the backward pass
         real = labels >= 0
         share = weight / real.sum().clamp(min=1)
-        of_labels = log_probabilities.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-        nll, spread = (-each.masked_fill(~real, 0.0).sum() * share for each in (of_labels, log_probabilities.mean(dim=1)))
+
+        def total(of_pixels: Tensor) -> Tensor:
+            return -of_pixels.masked_fill(~real, 0.0).sum() * share
+
+        nll = total(log_probabilities.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1))
         smoothing = self.config.train.label_smoothing
-        return Loss((1 - smoothing) * nll + smoothing * spread, nll, weight, output)
+        if not smoothing:
+            return Loss(nll, nll, weight, output)
+        return Loss((1 - smoothing) * nll + smoothing * total(log_probabilities.mean(dim=1)), nll, weight, output)
 
     def model_inputs(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         images, labels, _ = parts
@@ -160,7 +166,7 @@ def _picture(model: Encoder, images: ImagePairs) -> str:
     from PIL import Image
 
     chosen = np.unique(np.linspace(0, len(images) - 1, SHOWN).astype(np.int64))
-    found = predict_pixels(model, batch_of(images, chosen, len(chosen)).pixels)
+    found = classes_of(pixel_scores(model, batch_of(images, chosen, len(chosen)).pixels))
     rows = []
     for index, ids in zip(chosen, found, strict=True):
         pixels, labels = images[index]
