@@ -91,7 +91,7 @@ def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, p
         pytest.param(2, new_text_run, {"model": {"positions": "rotary", "qk_norm": True}}, id="decoder"),
         pytest.param(2, new_run, {"train": {"accumulate": 2, "shard_unit": 2}}, id="accumulated"),
         pytest.param(2, new_run, {"train": {"recompute": "layer"}}, id="recomputed"),
-        pytest.param(2, new_run, {"train": {"recompute": "selective"}}, id="recomputed-selectively"),
+        pytest.param(2, new_run, {"train": {"recompute": "selective"}}, id="recomputed-selectively", marks=pytest.mark.slow),
         pytest.param(2, new_run, {"model": {"moe": ROUTED}}, id="sparse"),
         pytest.param(4, new_run, {"model": {"recipe": "admin", "moe": EVENED}}, id="sparse-admin", marks=pytest.mark.slow),
         pytest.param(4, new_run, {"model": {"moe": {**ROUTED, "experts": 6}}}, id="pairs-of-experts", marks=pytest.mark.slow),
@@ -101,7 +101,7 @@ def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, p
             marks=pytest.mark.slow,
         ),
         pytest.param(2, new_run, {"train": {"optimizer": "radam", "weight_decay": 0.1, "layer_decay": 0.9}}, id="radam"),
-        pytest.param(4, new_run, {"train": {"shard": "hybrid"}}, id="hybrid"),
+        pytest.param(4, new_run, {"train": {"shard": "hybrid"}}, id="hybrid", marks=pytest.mark.slow),
         pytest.param(4, new_run, {"model": {"dim": 2, "heads": 1, "ffn_dim": 3}}, id="no-rows-on-some"),
     ],
 )
