@@ -1,11 +1,12 @@
 """A step of a model in shards beside one of the whole model, on one GPU.
 
-python benchmarks/shards/run.py OUT [step memory] [--tiny]
+python benchmarks/shards/run.py OUT [step memory plan] [--tiny]
 
 `step`: one process shares the model with itself over NCCL, so that everything is gathered and divided and nothing is sent: what
 sharding costs the host and the GPU apart from a network. 100L-100L as in benchmarks/speed, and a wide decoder of 24 layers,
 d 2048, each with units of several sizes. `memory`: 500L-500L with d 1024 on the first of eight processes that PyTorch's fake
-process group pretends: values are meaningless, memory is right. Writes OUT/results.json, after each row.
+process group pretends: values are meaningless, memory is right. `plan`: what `kilolayer plan` says of the same. Writes
+OUT/results.json after each row, beside the rows that are in it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
 from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import make_optimizer
+from kilolayer.optimizers.registry import get
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.processes import Processes
+from kilolayer.runs.budget import Work, budget
+from kilolayer.runs.division import Division
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.runtime import FAST
 from kilolayer.tasks.train_config import TrainConfig
@@ -111,17 +115,19 @@ def wait(device: torch.device) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("parts", nargs="*", default=["step", "memory"])
+    parser.add_argument("parts", nargs="*", default=["step", "memory", "plan"])
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found: dict[str, Any] = {"command": "python benchmarks/shards/run.py OUT", "made_with": versions(), "rows": {}}
+    path = options.out / "results.json"
+    made = {"command": "python benchmarks/shards/run.py OUT", "made_with": versions(), "rows": {}}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else made
 
     def keep(name: str, row: dict[str, Any]) -> None:
         found["rows"][name] = row
         print(name, json.dumps(row), flush=True)
-        (options.out / "results.json").write_text(json.dumps(found, indent=1) + "\n")
+        path.write_text(json.dumps(found, indent=1) + "\n")
 
     if "step" in options.parts:
         store = HashStore()
@@ -147,6 +153,12 @@ def main() -> None:
         for recompute in ("layer", "selective"):
             row = measured(setting, fake, device, shard="full", recompute=recompute)
             keep(f"thousand, first of 8, recompute {recompute}", row)
+
+    if "plan" in options.parts:
+        setting = TINY if options.tiny else THOUSAND
+        work = Work(setting.rows, setting.length, precision="bf16")
+        training = budget(model_config(setting), work, get("adamw"), division=Division(8, "full")).training
+        keep("thousand, planned", {"peak_gib": round(training.peak_recomputed / 2**30, 2)})
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_classifiers import created
 from tests.fixtures.small_runs import LAYERED, SMALL, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
 from tests.training import shared_runs
-from tests.training.test_processes import EVENED, ROUTED, SMOOTH, assert_alike
+from tests.training.test_processes import EVENED, ROUTED, SMOOTH, TIMES, assert_alike, flat
 
 STEPS = 20
 
@@ -62,14 +62,19 @@ def assert_equal_in_fp64(found: Run, expected: Run) -> None:
         [row for row in read_metrics(run.folder) if row["kind"] in ("train", "layers", "valid")] for run in (found, expected)
     ]
     assert len(rows[0]) == len(rows[1]) > 2 * STEPS
-    for ours, theirs in zip(*rows, strict=True):
-        assert ours.keys() == theirs.keys()
-        for name in ours.keys() - {"seconds", "tokens_per_second", "epoch"}:
-            assert ours[name] == pytest.approx(theirs[name], rel=1e-9, abs=1e-12) if isinstance(ours[name], float) else True, (
-                name
-            )
+    ours, theirs = (dict(flat(each)) for each in rows)
+    assert ours.keys() == theirs.keys()
+    assert any(".gradient." in name for name in ours)
+    for name in ours:
+        if not name.endswith((*TIMES, ".epoch")):
+            # What is measured by layer is written with six digits.
+            rel = 1e-5 if isinstance(ours[name], float) and any(part in name for part in MEASURED) else 1e-9
+            assert ours[name] == (
+                pytest.approx(theirs[name], rel=rel, abs=1e-12) if isinstance(ours[name], float) else theirs[name]
+            ), name
 
 
+MEASURED = (".gradient.", ".update.", ".residual.", "logit.")
 LONG = {**SMOOTH, "steps": STEPS, "layers_every": 1, "valid_every": 10}
 SHAPES = {"encoder-decoder": new_run, "decoder": new_text_run}
 
@@ -129,7 +134,6 @@ def test_compiled_layers_gather_shards(tmp_path: Path, corpus: Path, pool: Proce
     assert train(alone, task_of(alone)) == 0
     on(pool, 2, shards, shared_runs.train_compiled, 1 if make is new_text_run else 2)
     assert_alike(shards, alone)
-    assert "plain modules" not in (shards.folder / "log.txt").read_text()
 
 
 @pytest.mark.slow

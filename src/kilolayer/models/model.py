@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, ExpertProjection, Convolution, Doubling)
 """The modules whose weights `cast_weights` converts to the dtype of matrix products."""
+ALWAYS_PRECISE = (Router, PreciseProjection, PreciseConvolution)
+"""The modules whose weights are never converted, even if they are of one of these kinds."""
 
 
 class Model(Trainable):
@@ -237,7 +239,7 @@ def cast_weights(layers: nn.Module, dtype: torch.dtype, residual: torch.dtype) -
     """As `Model.cast_weights`, for any part of a model; shards stay as they are, and are cast when they are gathered."""
     precise = {}
     for module in layers.modules():
-        if isinstance(module, Router | PreciseProjection | PreciseConvolution):
+        if isinstance(module, ALWAYS_PRECISE):
             continue
         if isinstance(module, Embedding | PatchProjection):
             module.states_dtype = residual

@@ -20,20 +20,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kilolayer.errors import OptionError
-from kilolayer.layers.convolution import PreciseConvolution
 from kilolayer.layers.initialize import KeyedGenerator, reset
-from kilolayer.layers.projection import PreciseProjection
 from kilolayer.layers.stack import Stack
-from kilolayer.models.model import IN_PRODUCTS, Model
+from kilolayer.models.model import ALWAYS_PRECISE, IN_PRODUCTS, Model
 from kilolayer.models.sharded import is_shard, plain_class, units_of
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection
 from kilolayer.moe.layer import expert_parameters, sparse_layers
-from kilolayer.moe.router import Router
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import gather
 from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
-from kilolayer.terminal import counted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -93,13 +89,6 @@ def shard_matrices(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    deepest = max((len(stack.blocks) for stack in model.stacks()), default=0)
-    if unit > deepest:
-        raise OptionError(
-            f"a unit of {counted(unit, 'layer')} is larger than the deepest stack, which has {deepest}",
-            where="train.shard_unit",
-            fix=f"allowed: 1 to {deepest}",
-        )
     # Of outputs that are views, which no layer of ours changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     sharded = {*matrices_of(model), *(weight for _, weight in expert_parameters(model) if experts is not None)}
@@ -128,9 +117,7 @@ def shard_matrices(
 def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
     """The weights that are divided among processes: those of matrix products and tables, with their biases."""
     for module in model.modules():
-        if isinstance(module, IN_PRODUCTS) and not isinstance(
-            module, ExpertProjection | Router | PreciseProjection | PreciseConvolution
-        ):
+        if isinstance(module, IN_PRODUCTS) and not isinstance(module, (ExpertProjection, *ALWAYS_PRECISE)):
             yield from module.parameters(recurse=False)
 
 

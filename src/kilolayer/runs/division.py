@@ -83,17 +83,22 @@ class Division:
                 where="train.shard",
                 fix=f'say how many processes there are: {hints.argument("processes", 8)}; or set it to "none"',
             )
-        if isinstance(config, TrainableConfig):
-            raise OptionError(
-                "the task has a model of its own, whose layers are not known", where="train.shard", fix='set it to "none"'
-            )
-        deepest = max(config.depths.encoder, config.depths.decoder)
-        if self.unit > deepest:
-            raise OptionError(
-                f"a unit of {counted(self.unit, 'layer')} is larger than the deepest stack, which has {deepest}",
-                where="train.shard_unit",
-                fix=f"allowed: 1 to {deepest}",
-            )
+        check_shardable(config, self.unit)
+
+
+def check_shardable(config: ModelConfig | TrainableConfig, unit: int) -> None:
+    """Raise if the model cannot be sharded in units of this many layers."""
+    if isinstance(config, TrainableConfig):
+        raise OptionError(
+            "the task has a model of its own, whose layers are not known", where="train.shard", fix='set it to "none"'
+        )
+    deepest = max(config.depths.encoder, config.depths.decoder)
+    if unit > deepest:
+        raise OptionError(
+            f"a unit of {counted(unit, 'layer')} is larger than the deepest stack, which has {deepest}",
+            where="train.shard_unit",
+            fix=f"allowed: 1 to {deepest}",
+        )
 
 
 class Matrix(NamedTuple):

@@ -33,7 +33,7 @@ from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.checkpoint import Part
-from kilolayer.runs.division import Shard
+from kilolayer.runs.division import Shard, check_shardable
 from kilolayer.runs.run import check_fit
 from kilolayer.terminal import counted
 
@@ -221,9 +221,4 @@ class Placement:
                 where="train.shard",
                 fix='let torchrun start several, or set it to "none"',
             )
-        if not isinstance(self.config, ModelConfig):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise OptionError(
-                "the task has a model of its own, whose layers are not known",
-                where="train.shard",
-                fix='set it to "none"',
-            )
+        check_shardable(self.config, self.unit)
