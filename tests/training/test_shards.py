@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import kilolayer as kl
-from kilolayer.config import build, merge
+from kilolayer.cli.main import main
+from kilolayer.config import build, dump, merge
 from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.probe.diagnose import diagnose
 from kilolayer.runs.metrics import read_metrics
@@ -241,3 +242,20 @@ def test_one_machine_that_is_left_of_several_goes_on(tmp_path: Path, corpus: Pat
 def test_a_sharded_configuration_is_diagnosed_on_one_process(corpus: Path) -> None:
     config = build(RunConfig, table(corpus, train={"shard": "full", "shard_unit": 2}))
     assert diagnose(config, steps=1, device="cpu").measured.changes
+
+
+def test_one_process_is_refused_before_a_folder_is_there(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(dump(table(corpus, train={"shard": "full"})))
+    assert main(["train", str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]) == 2
+    assert "nobody to share the model with" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_the_command_trains_experts_that_do_not_divide(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    (tmp_path / "run.toml").write_text(dump(table(corpus, model={"moe": {"experts": 6}}, train={"shard": "full"})))
+    words = [str(tmp_path / "run.toml"), "--run", str(tmp_path / "run")]
+    pool.run(shared_runs.type_train, 4, tmp_path / "run", os.environ["KILOLAYER_CACHE"], words, 0)
+    assert (tmp_path / "run" / "scores.json").exists()

@@ -16,6 +16,7 @@ from kilolayer.models.build import build_model
 from kilolayer.models.regrid import regridded
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.changes import changes_between, check_changes
+from kilolayer.runs.division import check_processes
 from kilolayer.runs.last_saved import all_deleted
 from kilolayer.runs.lock import locked
 from kilolayer.runs.origins import Origin
@@ -167,7 +168,9 @@ def _check_means(config: RunConfig, processes: Processes) -> None:
     """Raise if a device for each process or a package is missing, or if these processes cannot do what is configured."""
     processes.check(choose_device(config.train.device))
     find_trackers(config.train)
-    if processes.group is not None and config.model.moe is not None:
+    if config.train.shard != "none":
+        check_processes(config.model, processes, config.train.shard_unit)
+    if processes.group is not None and config.model.moe is not None and config.train.shard != "full":
         processes.group.part(config.model.moe.experts)
     if processes.group is not None and (config.model.moe is not None or config.train.shard != "none"):
         config.check_sharing()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch.distributed as dist
 from torch import nn
 
 from kilolayer import hints
@@ -17,6 +18,7 @@ from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.optimizers.base import UpdateRule
+from kilolayer.parallel.processes import Processes
 from kilolayer.terminal import counted
 
 Shard = Literal["none", "full", "hybrid"]
@@ -84,6 +86,18 @@ class Division:
                 fix=f'say how many processes there are: {hints.argument("processes", 8)}; or set it to "none"',
             )
         check_shardable(config, self.unit)
+
+
+def check_processes(config: ModelConfig | TrainableConfig, processes: Processes, unit: int) -> None:
+    """Raise if these processes cannot share the matrices of the model."""
+    # torchrun may have started several before, and go on with one after the others have died.
+    if processes.group is None and not dist.is_torchelastic_launched():
+        raise OptionError(
+            "there is one process, which has nobody to share the model with",
+            where="train.shard",
+            fix='let torchrun start several, or set it to "none"',
+        )
+    check_shardable(config, unit)
 
 
 def check_shardable(config: ModelConfig | TrainableConfig, unit: int) -> None:

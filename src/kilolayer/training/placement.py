@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.errors import OptionError
@@ -33,7 +32,7 @@ from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.checkpoint import Part
-from kilolayer.runs.division import Shard, check_shardable
+from kilolayer.runs.division import Shard, check_processes
 from kilolayer.runs.run import check_fit
 from kilolayer.terminal import counted
 
@@ -63,7 +62,7 @@ class Placement:
         self.config, self.processes, self.device, self.seed = config, processes, device, seed
         self.unit, self.mesh = unit, None
         if shard != "none":
-            self._check_shards()
+            check_processes(config, processes, unit)
             if processes.group is not None:
                 self.mesh = shard_mesh(processes.group, device.type, hybrid=shard == "hybrid")
         self.shares_experts = config.moe is not None and processes.group is not None
@@ -212,13 +211,3 @@ class Placement:
                 fix='set it to "full", or start a number of processes that divides them',
             )
         return expert_mesh(self.processes.group, self.device.type, experts)
-
-    def _check_shards(self) -> None:
-        # torchrun may have started several before, and go on with one after the others have died.
-        if self.processes.group is None and not dist.is_torchelastic_launched():
-            raise OptionError(
-                "there is one process, which has nobody to share the model with",
-                where="train.shard",
-                fix='let torchrun start several, or set it to "none"',
-            )
-        check_shardable(self.config, self.unit)
