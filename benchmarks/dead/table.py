@@ -62,11 +62,11 @@ def labelled(run: Run) -> Run:
 
 
 def translators() -> Iterable[Run]:
-    """The runs of deepnet-table1 that recorded their stacks, and those of deepnorm.json."""
+    """The runs of deepnet-table1 that went to their end and recorded their stacks, and those of deepnorm.json."""
     document, others = json.loads(TABLE1.read_text()), json.loads(DEEPNORM.read_text())
     found = document["found"]
     for run in found["runs"] + found["not_chosen"] + document.get("not_asked", []) + others["runs"]:
-        if not run.get("stacks"):
+        if not run.get("stacks") or run["outcome"] == "unfinished":
             continue
         options, recipe = run["options"], run["options"]["model.recipe"]
         name = recipe if isinstance(recipe, str) else recipe["name"]

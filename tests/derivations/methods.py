@@ -13,6 +13,9 @@ from kilolayer.evaluate.stack_label import DEAD, DYING, as_fraction
 from tests.derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
 
 
+OPEN = ("waiting", "unfinished")
+
+
 class MethodsByDepth:
     """The runs of deepnet-table1."""
 
@@ -29,18 +32,18 @@ class MethodsByDepth:
         return recipe if isinstance(recipe, str) else recipe["name"]
 
     def of(self, runs: Iterable[Data], method: str, layers: int, lr: float | None = None) -> list[Data]:
-        """By seed, without those that have not been trained."""
+        """By seed, without those that have not been trained to their end."""
         own = [run for run in runs if self.method(run) == method and run["options"]["layers"] == layers]
-        own = [run for run in own if run["outcome"] != "waiting" and lr in (None, run["options"]["train.lr"])]
+        own = [run for run in own if run["outcome"] not in OPEN and lr in (None, run["options"]["train.lr"])]
         return sorted(own, key=lambda run: run["options"]["train.seed"])
 
     def at(self, method: str, layers: int, lr: float) -> list[Data]:
         return self.of(self.runs, method, layers, lr)
 
     def best(self, method: str, layers: int) -> list[Data]:
-        """The runs at the chosen rate; none while a run of the cell waits."""
+        """The runs at the chosen rate; none while a run of the cell is still to be trained to its end."""
         own = [run for run in self.chosen if self.method(run) == method and run["options"]["layers"] == layers]
-        return [] if any(run["outcome"] == "waiting" for run in own) else own
+        return [] if any(run["outcome"] in OPEN for run in own) else own
 
     def mean(self, name: str, method: str, layers: int, lr: float | None = None) -> float:
         """The mean of the seeds at a rate, or at the chosen one."""
@@ -119,6 +122,17 @@ def methods_by_depth(document: Data) -> Pieces:
     rates = sorted({run["options"]["train.lr"] for run in runs})
     assert all(run["outcome"] == "dead" for run in runs)
     yield f"At 100L-100L, one seed, Post-LN and DS-Init are dead at all of {listed(map(rate, rates))}"
+    first = {
+        method: [run for lr in rates for run in table.at(method, 100, lr) if run["options"]["train.seed"] == 1]
+        for method in ("r_fixup", "rezero", "dlcl", "t_fixup", "pre_ln")
+    }
+    assert all(len(runs) == len(rates) for runs in first.values())
+    best = {method: min(runs, key=lambda run: run["loss"]) for method, runs in first.items()}
+    ends = [f"{SHOWN[method]} {run['loss']:.2f} ({rate(run['options']['train.lr'])})" for method, run in best.items()]
+    yield f"with the first seed at the best of these rates: {listed(ends)}"
+    diverged = [SHOWN[method] for method, runs in first.items() if runs[-1]["outcome"] == "diverged"]
+    assert rates[-1] == 4e-3
+    yield f"{listed(diverged)} diverge at 4e-3"
 
 
 @section(

@@ -42,7 +42,7 @@ class Level:
         return f"Of {self.seen} runs that were seen below {as_fraction(self.share)}, {self.recovered} recovered."
 
 
-LEVELS = (Level(1e-2, 213, 124), Level(1e-3, 146, 57), Level(1e-4, 105, 16))
+LEVELS = (Level(1e-2, 215, 126), Level(1e-3, 148, 59), Level(1e-4, 107, 18))
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
