@@ -12,7 +12,6 @@ from typing import Any
 from kilolayer.evaluate.stack_label import DEAD, DYING, as_fraction
 from tests.derivations.section import ROOT, SHOWN, Data, Pieces, both_sides, listed, rate, row, section, word
 
-
 OPEN = ("waiting", "unfinished")
 
 

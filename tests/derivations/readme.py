@@ -66,7 +66,7 @@ def at_depth(propagation: Data, document: Data, measured: Data, thousand: Data) 
     own = table.best("deepnorm", 50)[0]["options"]["train.lr"]
     assert all(table.at(method, 50, own)[0]["loss"] > table.mean("loss", "deepnorm", 50) for method in ("dlcl", "rezero"))
     assert [method for method in table.methods if table.best(method, 100)] == ["deepnorm"]
-    yield "At 100 layers the other methods have so far been trained with one seed or not at all"
+    yield "At 100 layers the other methods have so far been trained with fewer seeds or not at all"
 
     speed = Speed(measured)
     peers = ("kilolayer", "nn.Transformer in one graph", "torchscale")
