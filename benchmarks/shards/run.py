@@ -2,11 +2,12 @@
 
 python benchmarks/shards/run.py OUT [step memory plan] [--tiny]
 
-`step`: one process shares the model with itself over NCCL, so that everything is gathered and divided and nothing is sent: what
-sharding costs the host and the GPU apart from a network. 100L-100L as in benchmarks/speed, and a wide decoder of 24 layers,
-d 2048, each with units of several sizes. `memory`: 500L-500L with d 1024 on the first of eight processes that PyTorch's fake
-process group pretends: values are meaningless, memory is right. `plan`: what `kilolayer plan` says of the same. Writes
-OUT/results.json after each row, beside the rows that are in it.
+`step`: 100L-100L as in benchmarks/speed, and a wide decoder of 24 layers, d 2048. One process shares the model with itself over
+NCCL, so that everything is gathered and divided and nothing is sent; and the first of eight processes that PyTorch's fake
+process group pretends gets copies of its own rows: what sharding costs the host and the GPU apart from a network. "kept": what
+is gathered for the forward pass is kept for the backward pass. Kernels of 0.1 ms per step are listed. `memory`: 500L-500L with
+d 1024 on the first of eight: values are meaningless, memory is right. `plan`: what `kilolayer plan` says of the same.
+Writes OUT/results.json after each row, beside the rows that are in it.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ import gc
 import json
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._C._autograd import DeviceType
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.fsdp import FSDPModule
+from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -34,6 +42,7 @@ from run_pool import versions
 
 from kilolayer.data.batches import Batch
 from kilolayer.data.windows import TextBatch
+from kilolayer.models import shards
 from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.registry import get
@@ -52,16 +61,23 @@ DEEP = Setting("translation", 100, 16, 256, 512, 8, 2048, 32_000, dropout=0.1)
 WIDE = Setting("language", 24, 8, 1024, 2048, 16, 8192, 32_000, dropout=0.1)
 THOUSAND = Setting("translation", 500, 16, 256, 1024, 16, 4096, 32_000, dropout=0.1)
 TINY = Setting("translation", 2, 2, 8, 32, 2, 64, 50, dropout=0.1)
-UNITS = {"deep": (1, 5, 10, 25), "wide": (1, 2, 4)}
-WARM, TIMED = 6, 12
+UNITS = {"deep": 10, "wide": 1}
+"""Layers in a unit beside units of one layer."""
+WARM, TIMED, PROFILED = 6, 12, 3
 
 
-def measure(setting: Setting, processes: Processes, device: torch.device, **train: Any) -> dict[str, Any]:
-    """The time of a step and the memory that it needs; what the trainer says tells whether steps are recorded."""
+def measure(
+    setting: Setting, processes: Processes, device: torch.device, steps: tuple[int, int] = (WARM, TIMED), **train: Any
+) -> dict[str, Any]:
+    """The time of a step and the memory that it needs; what the trainer says tells whether steps are recorded.
+
+    steps: before the first one that is timed, and timed; the kernels of some more are listed if any is.
+    """
     usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
     config = TrainConfig(**usual | train)
     dtype = torch.bfloat16 if device.type == "cuda" else None
-    placement = Placement(model_config(setting), processes, device, 1, shard=config.shard, unit=config.shard_unit, dtype=dtype)
+    kinds = {"shard": config.shard, "unit": config.shard_unit, "reshards": config.reshard_after_forward, "dtype": dtype}
+    placement = Placement(model_config(setting), processes, device, 1, **kinds)
     model, said = placement.model.train(), list[str]()
     precise = model.cast_weights(dtype) if dtype is not None and isinstance(model, Model) else None
     sums = processes.size > 1 or device.type == "cpu"
@@ -71,11 +87,11 @@ def measure(setting: Setting, processes: Processes, device: torch.device, **trai
     tokens = int((labels != PAD).sum())
     read = Batch(source, target, labels, tokens) if setting.task == "translation" else TextBatch(target, labels, tokens)
     before, losses = time.perf_counter(), list[float]()
-    for _ in range(WARM):
+    for _ in range(steps[0]):
         losses.append(stepper.step([read], 1e-4).loss)
     started = time.perf_counter() - before
     times = []
-    for _ in range(TIMED):
+    for _ in range(steps[1]):
         wait(device)
         before = time.perf_counter()
         losses.append(stepper.step([read], 1e-4).loss)
@@ -83,7 +99,7 @@ def measure(setting: Setting, processes: Processes, device: torch.device, **trai
         times.append((time.perf_counter() - before) * 1e3)
     recorder: Any = stepper.recorder
     found = {
-        "ms": round(median(times), 2),
+        "ms": round(median(times), 2) if times else None,
         "recorded": type(recorder) is not Recorder and bool(recorder.recordings),
         "first_steps_seconds": round(started, 1),
         "losses": [round(loss, 5) for loss in losses],
@@ -92,7 +108,35 @@ def measure(setting: Setting, processes: Processes, device: torch.device, **trai
     if device.type == "cuda":
         found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
         torch.cuda.reset_peak_memory_stats()
+        if times:
+            found["kernels"] = kernels(lambda: stepper.step([read], 1e-4))
     return found
+
+
+def kernels(step: Callable[[], Any]) -> dict[str, list[float]]:
+    """The milliseconds and the number of calls per step of each kernel that takes 0.1 ms or more."""
+    times, calls = dict[str, float](), Counter[str]()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(PROFILED):
+            step()
+        torch.cuda.synchronize()
+    for event in profiled.events() or ():
+        if event.device_type == DeviceType.CUDA:
+            name = event.name[:100]
+            times[name] = times.get(name, 0.0) + event.device_time / 1e3 / PROFILED
+            calls[name] += 1
+    slowest = sorted(times, key=lambda name: -times[name])
+    return {name: [round(times[name], 3), round(calls[name] / PROFILED, 1)] for name in slowest if times[name] >= 0.1}
+
+
+def gather_own(output: Tensor, own: Tensor, **_options: Any) -> None:
+    """All processes have the rows of this one."""
+    output.view(-1, own.numel()).copy_(own.expand(len(output) // own.numel(), -1))
+
+
+def scatter_own(output: Tensor, whole: Tensor, **_options: Any) -> None:
+    """All processes have the gradient of this one."""
+    torch.sum(whole.view(-1, output.numel()), 0, out=output)
 
 
 def measured(*given: Any, **train: Any) -> dict[str, Any]:
@@ -129,29 +173,41 @@ def main() -> None:
         print(name, json.dumps(row), flush=True)
         path.write_text(json.dumps(found, indent=1) + "\n")
 
+    settings = {name: TINY if options.tiny else each for name, each in (("deep", DEEP), ("wide", WIDE))}
+    units = dict.fromkeys(UNITS, 2) if options.tiny else UNITS
     if "step" in options.parts:
-        store = HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        for name, setting in settings.items():
+            for eager in (False, True):
+                keep(f"{name}, whole{', eager' * eager}", measured(setting, Processes(), device, eager=eager))
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         one = Processes(dist.group.WORLD)
         if device.type == "cuda":
             everyone: Any = dist.new_group(backend="nccl")
             one.group = ExpertGroup.of(everyone)
-        for name, setting in (("deep", DEEP), ("wide", WIDE)):
-            setting = TINY if options.tiny else setting
-            for eager in (False, True):
-                keep(f"{name}, whole{', eager' * eager}", measured(setting, Processes(), device, eager=eager))
-            for unit in (1, 2) if options.tiny else UNITS[name]:
-                row = measured(setting, one, device, shard="full", shard_unit=unit)
-                keep(f"{name}, units of {unit}", row)
+        # One process would divide its gradients by 1 in a pass of its own, which several do not.
+        with patch.object(FSDPModule, "set_gradient_divide_factor"):
+            for name, setting in settings.items():
+                for unit in sorted({1, units[name]}):
+                    keep(f"{name}, units of {unit}", measured(setting, one, device, shard="full", shard_unit=unit))
+                kept = {"shard": "full", "shard_unit": units[name], "reshard_after_forward": False}
+                keep(f"{name}, units of {units[name]}, kept", measured(setting, one, device, **kept))
         dist.destroy_process_group()
-    if "memory" in options.parts:
+    if "step" in options.parts or "memory" in options.parts:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
-        fake = Processes(dist.group.WORLD)
+    if "step" in options.parts:
+        with patch.multiple(shards, ALL_GATHER=gather_own, REDUCE_SCATTER=scatter_own):
+            for name, setting in settings.items():
+                for reshards in (True, False):
+                    train = {"shard": "full", "shard_unit": units[name], "reshard_after_forward": reshards}
+                    row = measured(setting, Processes(dist.group.WORLD), device, **train)
+                    keep(f"{name}, first of 8, units of {units[name]}{'' if reshards else ', kept'}", row)
+    if "memory" in options.parts:
         setting = TINY if options.tiny else THOUSAND
         for recompute in ("layer", "selective"):
-            row = measured(setting, fake, device, shard="full", recompute=recompute)
+            row = measured(setting, Processes(dist.group.WORLD), device, (3, 1), shard="full", recompute=recompute)
+            row.pop("kernels", None)
             keep(f"thousand, first of 8, recompute {recompute}", row)
 
     if "plan" in options.parts:

@@ -36,11 +36,11 @@ def check_a_step(
 ) -> None:
     """Take a step on the tokens of one batch, and compare what is alive and what is sent with the plan."""
     processes, config, settings = Processes(group), kl.ModelConfig(**model), TrainConfig(**train)
-    division = Division(processes.size, settings.shard, settings.shard_unit, machines)
+    division = Division(processes.size, settings.shard, settings.shard_unit, machines, settings.reshard_after_forward)
     dtype, batches = DTYPES.get(precision), settings.accumulate
     tokens = torch.randint(4, 40, (1, 4))  # weights are much more than activations
     parts = (tokens,) * (3 if config.shape == "encoder_decoder" else 2)
-    kinds = {"shard": settings.shard, "unit": settings.shard_unit, "dtype": dtype}
+    kinds = {"shard": settings.shard, "unit": settings.shard_unit, "reshards": settings.reshard_after_forward, "dtype": dtype}
     here = {"LOCAL_WORLD_SIZE": str(processes.size // machines)}
     with patch.dict(os.environ, here), LiveTensors() as live:
         built = Placement(config, processes, CPU, 1, **kinds).model.train()

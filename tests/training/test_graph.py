@@ -72,7 +72,8 @@ def stepper_of_shards(processes: Processes, model_options: dict[str, Any], **opt
     config = TrainConfig(**{"lr": 1e-3, "warmup_steps": 0, "shard": "full", **options})
     shape = kl.ModelConfig(**{"layers": 3, "dim": 32, "heads": 2, "ffn_dim": 64, "vocab_size": 40, **model_options})
     device, dtype = torch.device("cuda"), DTYPES.get(config.precision)
-    placement = Placement(shape, processes, device, 1, shard=config.shard, unit=config.shard_unit, dtype=dtype)
+    kinds = {"shard": config.shard, "unit": config.shard_unit, "reshards": config.reshard_after_forward, "dtype": dtype}
+    placement = Placement(shape, processes, device, 1, **kinds)
     assert isinstance(placement.model, kl.EncoderDecoder)
     precise = None if dtype is None else placement.model.cast_weights(dtype)
     optimizer = make_optimizer(placement.model.train(), config, precise, sums=config.accumulate > 1, runtime=FAST)
@@ -311,11 +312,12 @@ def test_steps_and_validations_are_recorded_in_one_pool(tmp_path: Path, corpus: 
         ({"recipe": "sub_ln"}, {"precision": "bf16", "shard_unit": 2}),
         ({"dropout": 0.1}, {"precision": "bf16", "recompute": "layer"}),
         ({}, {"precision": "fp32", "accumulate": 2}),
+        ({}, {"precision": "fp32", "reshard_after_forward": False}),
     ],
-    ids=["fp32", "bf16", "recomputed", "accumulated"],
+    ids=["fp32", "bf16", "recomputed", "accumulated", "kept"],
 )
 def test_recorded_steps_gather_shards(one_process: Processes, model: dict[str, Any], train: dict[str, Any]) -> None:
-    own = {name: value for name, value in train.items() if name != "shard_unit"}
+    own = {name: value for name, value in train.items() if name not in ("shard_unit", "reshard_after_forward")}
     steppers = stepper_of(model, **own), stepper_of_shards(one_process, model, **train)
     count, found = train.get("accumulate", 1), ([], [])
     for step in range(24):

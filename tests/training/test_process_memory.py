@@ -22,6 +22,8 @@ FORMS: list[tuple[int, str, dict[str, Any], dict[str, Any]]] = [
     (1, "fp32", {"shard": "none"}, SMALL),
     (1, "fp32", {"shard": "full"}, TRANSLATOR),
     (1, "bf16", {"shard": "full", "shard_unit": 2}, SMALL),
+    (1, "bf16", {"shard": "full", "reshard_after_forward": False}, SMALL),
+    (1, "fp32", {"shard": "full", "reshard_after_forward": False, "accumulate": 2}, TRANSLATOR),
     (1, "bf16", {"shard": "full", "accumulate": 3}, SMALL | {"tie_embeddings": False, "vocab_size": 201}),
     (1, "bf16", {"shard": "full"}, SMALL | {"moe": {"experts": 4}}),
     (1, "bf16", {"shard": "none"}, SMALL | {"moe": {"experts": 4}}),

@@ -27,12 +27,13 @@ from tests.training import shared_runs
 from tests.training.test_processes import EVENED, ROUTED, SMOOTH, TIMES, assert_alike, flat
 
 STEPS = 20
+OF_SHARDS = ("shard", "shard_unit", "reshard_after_forward")
 
 
 def pair(folder: Path, corpus: Path, size: int, *, make: Any = new_run, **sections: Any) -> tuple[Run, Run]:
     """The same run, of one process that reads the batches of `size`, and of `size` processes that share its model."""
     common = merge({"model": {"dropout": 0.0}, "train": SMOOTH}, sections)
-    shard = {name: common["train"].pop(name) for name in ("shard", "shard_unit") if name in common["train"]}
+    shard = {name: common["train"].pop(name) for name in OF_SHARDS if name in common["train"]}
     batches = size * common["train"].get("accumulate", 1)
     alone = make(folder / "alone", corpus, **merge(common, {"train": {"accumulate": batches}}))
     return alone, make(folder / "shards", corpus, **merge(common, {"train": {"shard": "full", **shard}}))
@@ -96,6 +97,7 @@ def test_every_recipe_in_fp64(tmp_path: Path, corpus: Path, pool: ProcessPool, p
         pytest.param(4, new_run, {"model": {"tie_embeddings": "none"}}, id="four", marks=pytest.mark.slow),
         pytest.param(2, new_text_run, {"model": {"positions": "rotary", "qk_norm": True}}, id="decoder"),
         pytest.param(2, new_run, {"train": {"accumulate": 2, "shard_unit": 2}}, id="accumulated"),
+        pytest.param(2, new_run, {"train": {"accumulate": 2, "reshard_after_forward": False}}, id="kept"),
         pytest.param(2, new_run, {"train": {"recompute": "layer"}}, id="recomputed"),
         pytest.param(2, new_run, {"train": {"recompute": "selective"}}, id="recomputed-selectively", marks=pytest.mark.slow),
         pytest.param(2, new_run, {"model": {"moe": ROUTED}}, id="sparse"),
@@ -202,6 +204,7 @@ def test_no_process_holds_the_whole(tmp_path: Path, corpus: Path, pool: ProcessP
     ("train_options", "told"),
     [
         ({"shard_unit": 2}, "shard_unit has no effect"),
+        ({"reshard_after_forward": False}, "reshard_after_forward has no effect"),
         ({"shard": "full", "optimizer": "muon"}, "needs whole matrices"),
         ({"shard": "full", "optimizer": "torch.optim:SGD"}, "needs whole matrices"),
     ],

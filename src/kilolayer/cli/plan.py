@@ -178,7 +178,8 @@ def division_of(config: PlanConfig | RunConfig, options: argparse.Namespace) -> 
     processes, machines = options.processes or 1, options.machines or 1
     if isinstance(config, PlanConfig):
         return Division(processes, machines=machines)
-    return Division(processes, config.train.shard, config.train.shard_unit, machines)
+    train = config.train
+    return Division(processes, train.shard, train.shard_unit, machines, train.reshard_after_forward)
 
 
 def sending_time(cost: Budget, options: argparse.Namespace) -> float | None:

@@ -2,7 +2,7 @@
 
     gathered = all_gather(rows),    rows.grad = reduce_scatter(gathered.grad)
 
-Norms, biases of norms, scales and routers, which are small, stay whole on each process, and so do the experts that it holds.
+Norms, biases, scales and routers, which are small, stay whole on each process, and so do the experts that it holds.
 """
 
 from __future__ import annotations
@@ -78,13 +78,20 @@ def _mesh_of_rows(group: ExpertGroup, kind: str, length: int, names: tuple[str, 
 
 
 def shard_matrices(
-    model: Model, mesh: DeviceMesh, *, unit: int, dtype: torch.dtype | None, experts: DeviceMesh | None = None
+    model: Model,
+    mesh: DeviceMesh,
+    *,
+    unit: int,
+    dtype: torch.dtype | None,
+    reshards: bool = True,
+    experts: DeviceMesh | None = None,
 ) -> None:
     """Divide the matrices and tables of a model on the meta device among the processes of a mesh, in place.
 
     unit: layers that are gathered together. dtype: of the gathered matrices; their shards keep their own dtype, and so do the
-    gradients, which are summed over the processes and not averaged. experts: the mesh of `expert_mesh`, if the processes of its
-    columns have the same experts; these are gathered by themselves.
+    gradients, which are summed over the processes and not averaged. reshards: whether a unit is released after its forward
+    pass, and gathered again for its backward pass. experts: the mesh of `expert_mesh`, if the processes of its columns have
+    the same experts; these are gathered by themselves.
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -98,13 +105,16 @@ def shard_matrices(
     if experts is not None:
         for layer in sparse_layers(model).values():
             for norm in [module for module in layer.experts.modules() if isinstance(module, ExpertNorm)]:
-                fully_shard(norm, mesh=experts["shard"], mp_policy=precise)
-            fully_shard(layer.experts, mesh=experts["shard"], mp_policy=policy, ignored_params=whole)
+                fully_shard(norm, mesh=experts["shard"], mp_policy=precise, reshard_after_forward=reshards)
+            fully_shard(
+                layer.experts, mesh=experts["shard"], mp_policy=policy, ignored_params=whole, reshard_after_forward=reshards
+            )
             layer.experts.gathered_dtype = dtype
     units = [list(stack.blocks[first : first + unit]) for stack in stacks for first in range(0, len(stack.blocks), unit)]
-    for modules in (*units, [model]):
+    for modules in units:
         together: Any = modules if len(modules) > 1 else modules[0]
-        fully_shard(together, mesh=mesh, mp_policy=policy, ignored_params=whole)
+        fully_shard(together, mesh=mesh, mp_policy=policy, ignored_params=whole, reshard_after_forward=reshards)
+    fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=whole)
     for each in units_of(model):
         each.set_gradient_divide_factor(1.0)
         each.set_force_sum_reduction_for_comms(True)  # gloo can only sum
@@ -115,10 +125,10 @@ def shard_matrices(
 
 
 def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
-    """The weights that are divided among processes: those of matrix products and tables, with their biases."""
+    """The weights that are divided among processes: those of matrix products and tables, without their biases."""
     for module in model.modules():
         if isinstance(module, IN_PRODUCTS) and not isinstance(module, (ExpertProjection, *ALWAYS_PRECISE)):
-            yield from module.parameters(recurse=False)
+            yield from (weight for weight in module.parameters(recurse=False) if weight.ndim > 1)
 
 
 @torch.no_grad()
@@ -184,15 +194,18 @@ def rows_of(whole: Any, shard: Any) -> Tensor:
 
 @contextmanager
 def gathered_outside_layers(model: nn.Module) -> Iterator[None]:
-    """A context in which what is outside of the layers, such as tables, is gathered: parts of the model can be called."""
-    root = next(units_of(model), None)
-    if root is not None:
+    """A context in which what is outside of the layers, such as tables, is gathered: parts of the model can be called.
+
+    After it nothing is gathered, so that a recording of the next step gathers all that it computes with.
+    """
+    units = list(units_of(model))
+    for root in units[:1]:
         root.unshard()
     try:
         yield
     finally:
-        if root is not None:
-            root.reshard()
+        for unit in units:
+            unit.reshard()
 
 
 class _Counted:

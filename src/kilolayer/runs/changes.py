@@ -34,6 +34,7 @@ SHARED: dict[str, tuple[str, ...]] = {
         "train.timeout",
         "train.shard",
         "train.shard_unit",
+        "train.reshard_after_forward",
     ),
 }
 """The options of all tasks that may change when a run is resumed."""

@@ -31,13 +31,14 @@ class Division:
     """What several processes share: `train.shard` and `train.shard_unit`, the number of all processes, and of machines.
 
     Experts are divided among all processes, whatever the shard. machines: each has its own copy of the shards; 1 unless
-    `shard` is hybrid.
+    `shard` is hybrid. reshards: `train.reshard_after_forward`.
     """
 
     processes: int = 1
     shard: Shard = "none"
     unit: int = 1
     machines: int = 1
+    reshards: bool = True
 
     @property
     def shards(self) -> int:
@@ -127,8 +128,9 @@ class Held:
     """Bytes that the process with the largest part of a model holds, without activations.
 
     sums: gradients that are collected over batches or processes. gathered: whole matrices in the dtype of the products: those
-    outside of layers, the unit of layers that is computed, and the next one. scattered: in the backward pass, whole gradients
-    on their way to their shards. at_end: what is gathered and scattered at its end, besides the gradients of all shards.
+    outside of layers, and those of the unit of layers that is computed and of the next one, or of all layers. scattered: in the
+    backward pass, whole gradients on their way to their shards. at_end: what is gathered and scattered at its end, besides the
+    gradients of all shards.
     """
 
     weights: int
@@ -166,7 +168,7 @@ class Sent:
 class Weights:
     """The weights of a model in elements, by what processes do with them.
 
-    layers: the matrices of each layer of each stack. tables: matrices outside of layers. whole: norms, scales and routers.
+    layers: the matrices of each layer of each stack. tables: matrices outside of layers. whole: norms, biases, scales, routers.
     experts, expert_norms: matrices and norms of all experts. state, expert_state: bytes of the optimizer's state, without
     masters, of all weights but the experts and of the experts.
     """
@@ -210,15 +212,15 @@ class Weights:
     def sent(self, division: Division, size: int, batches: int) -> Sent:
         """What a process sends in a step of this many batches. What is routed to experts is not counted.
 
-        Each batch gathers what is in layers twice, once for each pass, and the rest once, and it scatters all gradients.
+        Each batch gathers what is in layers for each pass, or once for both, and the rest once, and it scatters all gradients.
         """
         processes, shards, machines = division.processes, division.shards, division.machines
         if shards == 1:
             return Sent(0, 0, 0, _summed(PRECISE * (self.matrices + self.whole), processes))
         outside, inside = _total(self.tables, shards), _total(self._of_layers(), shards)
-        others = (shards - 1) / shards
+        others, times = (shards - 1) / shards, 2 if division.reshards else 1
         return Sent(
-            gathers=round(batches * others * size * (outside + 2 * inside)),
+            gathers=round(batches * others * size * (outside + times * inside)),
             scatters=round(batches * others * PRECISE * (outside + inside)),
             copies=batches * _summed(PRECISE * (outside + inside) // shards, machines),
             sums=_summed(PRECISE * self.whole, processes),
@@ -244,9 +246,11 @@ class Weights:
             for layers in self.layers
             for first in range(0, len(layers), division.unit)
         ]
-        unit, tables, first = max(units), _total(self.tables, shards), min(2, len(units))
-        gathered, scattered = size * (tables + first * unit), size * (tables + unit) + PRECISE * unit
-        before = gathered + scattered - PRECISE * (tables + first * unit) // shards
+        unit, tables = max(units), _total(self.tables, shards)
+        first = min(2, len(units)) * unit
+        gathered = size * (tables + (first if division.reshards else sum(units)))
+        scattered = size * (tables + unit) + PRECISE * unit
+        before = size * (tables + first) + scattered - PRECISE * (tables + first) // shards
         return gathered, scattered, max(before, (size + PRECISE) * tables + PRECISE * unit)
 
 

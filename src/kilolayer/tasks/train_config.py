@@ -106,6 +106,9 @@ class TrainConfig:
     shard_unit: int = bounded(1, least=1, most=10**6)
     """Layers whose matrices are gathered together when they are computed: several take more memory, and less time in a deep
     model."""
+    reshard_after_forward: bool = True
+    """Release the gathered matrices of a sharded layer after its forward pass, and gather them again for its backward pass.
+    false: keep them until then, which sends a third less and takes the memory of all matrices in the precision of products."""
     eager: bool = False
     """On a GPU, run without compiled layers and CUDA graphs: slow, for debugging."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -168,6 +171,13 @@ class TrainConfig:
                 "shard_unit has no effect on a model that is not sharded",
                 fix='set shard = "full"',
                 unused="shard_unit",
+                beside=("shard",),
+            )
+        if not self.reshard_after_forward and self.shard == "none":
+            raise UnusedOptionError(
+                "reshard_after_forward has no effect on a model that is not sharded",
+                fix='set shard = "full"',
+                unused="reshard_after_forward",
                 beside=("shard",),
             )
         if self.shard != "none" and not (self.rule.elementwise and self.rule.applied_by is None):

@@ -45,7 +45,7 @@ class Placement:
 
     Saved states are of the whole model, by name, regardless of the number of processes: what four save, one can load. The
     first process saves it, or if there are shards, each process its own rows.
-    shard, unit: `train.shard` and `train.shard_unit`. dtype: of the matrix products of a sharded model.
+    shard, unit, reshards: `train.shard`, `shard_unit` and `reshard_after_forward`. dtype: of the products of a sharded model.
     """
 
     def __init__(
@@ -57,10 +57,11 @@ class Placement:
         *,
         shard: Shard = "none",
         unit: int = 1,
+        reshards: bool = True,
         dtype: torch.dtype | None = None,
     ) -> None:
         self.config, self.processes, self.device, self.seed = config, processes, device, seed
-        self.unit, self.mesh = unit, None
+        self.unit, self.reshards, self.mesh = unit, reshards, None
         if shard != "none":
             check_processes(config, processes, unit)
             if processes.group is not None:
@@ -196,7 +197,7 @@ class Placement:
             shard_experts(model, of_experts, one_batch=False)
         if self.mesh is None:
             return model.materialize(self.device)
-        shard_matrices(model, self.mesh, unit=self.unit, dtype=dtype, experts=self.expert_mesh)
+        shard_matrices(model, self.mesh, unit=self.unit, dtype=dtype, reshards=self.reshards, experts=self.expert_mesh)
         materialize_shards(model, self.device)
         return model
 

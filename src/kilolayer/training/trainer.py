@@ -121,6 +121,7 @@ class Trainer:
             config.seed,
             shard=config.shard,
             unit=config.shard_unit,
+            reshards=config.reshard_after_forward,
             dtype=DTYPES.get(config.precision),
         )
         self.model = self.placement.model.train()
