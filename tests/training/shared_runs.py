@@ -135,7 +135,8 @@ def train_compiled(group: dist.ProcessGroup, folder: Path, cache: str, kinds: in
     counters.clear()
     with patch("kilolayer.speed.runtime.training_form", form):
         train_or_resume(group, folder, cache)
-    assert counters["stats"]["unique_graphs"] == kinds
+    # Experts that get no row or a single one are compiled once more.
+    assert kinds <= counters["stats"]["unique_graphs"] <= kinds + 4 * (Run.open(folder).config.model.moe is not None)
 
 
 def train_in_fp64(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
