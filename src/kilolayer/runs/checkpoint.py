@@ -40,6 +40,7 @@ from kilolayer.files.writing import make_folder, sync
 from kilolayer.moe.full_state import owner
 from kilolayer.parallel.collectives import on_all
 from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.heartbeat import count_piece
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
 
@@ -424,7 +425,15 @@ def _write_piece(descriptor: int, piece: tuple[int, list[memoryview]]) -> str:
         while rest:
             count = os.pwrite(descriptor, rest, offset)
             rest, offset = rest[count:], offset + count
+    # A disk that is slow is so here, piece by piece, and not once for a whole file, which would look like a hang.
+    _on_disk(descriptor)
+    count_piece()
     return digest.hexdigest()
+
+
+def _on_disk(descriptor: int) -> None:
+    """Wait until what has been written to a file is on the disk."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -442,4 +451,5 @@ def _hash_piece(descriptor: int, start: int) -> str:
     digest, end = hashlib.sha256(), start + PIECE
     for offset in range(start, end, 1 << 20):
         digest.update(os.pread(descriptor, min(1 << 20, end - offset), offset))
+    count_piece()
     return digest.hexdigest()
