@@ -37,7 +37,7 @@ from kilolayer.data.windows import TextBatch
 from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.registry import get
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.budget import Work, budget
 from kilolayer.runs.division import Division
@@ -135,7 +135,7 @@ def main() -> None:
         one = Processes(dist.group.WORLD)
         if device.type == "cuda":
             everyone: Any = dist.new_group(backend="nccl")
-            one.group = ExpertGroup.of(everyone)
+            one.group = Peers.of(everyone)
         for name, setting in (("deep", DEEP), ("wide", WIDE)):
             setting = TINY if options.tiny else setting
             for eager in (False, True):

@@ -26,7 +26,7 @@ from kilolayer.moe.full_state import own_experts
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import exchange, gather, sum_gradients, sum_over
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.speed.operators import kernels
 
@@ -394,7 +394,7 @@ def check_dropout_of_compiled(processes: dist.ProcessGroup, case: Case) -> None:
 
 def check_exchange(processes: dist.ProcessGroup) -> None:
     """Rows and their gradients find their way, also where a process sends or receives none."""
-    group = ExpertGroup.of(processes)
+    group = Peers.of(processes)
     rank, size = group.rank, group.size
     # Rank r sends r * t rows to rank t, each with its sender, its receiver and its number.
     sent, received = [rank * to for to in range(size)], [start * rank for start in range(size)]
@@ -410,7 +410,7 @@ def check_exchange(processes: dist.ProcessGroup) -> None:
 
 def check_summed_gradients(processes: dist.ProcessGroup) -> None:
     """In pieces, over dtypes, and where a process has no gradient."""
-    group = ExpertGroup.of(processes)
+    group = Peers.of(processes)
     weights = [torch.nn.Parameter(torch.zeros(3, 2, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.float32)]
     frozen = torch.nn.Parameter(torch.zeros(2), requires_grad=False)
     for index, weight in enumerate(weights):

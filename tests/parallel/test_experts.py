@@ -11,7 +11,7 @@ import torch
 
 import kilolayer as kl
 from kilolayer.errors import InputError
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from tests.fixtures.process_pool import ProcessPool
 from tests.parallel import one_or_many
 from tests.parallel.one_or_many import Case, build
@@ -154,5 +154,5 @@ def test_without_processes_the_fix_is_told() -> None:
 
 
 def test_parts_lie_side_by_side() -> None:
-    parts = [ExpertGroup(None, rank, 8).part(64) for rank in range(8)]  # pyright: ignore[reportArgumentType]
+    parts = [Peers(None, rank, 8).part(64) for rank in range(8)]  # pyright: ignore[reportArgumentType]
     assert [expert for part in parts for expert in part] == list(range(64))

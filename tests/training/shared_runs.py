@@ -19,7 +19,7 @@ from torch import Tensor
 from kilolayer.cli.main import main
 from kilolayer.errors import OptionError
 from kilolayer.parallel.collectives import gather
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Recorder
@@ -118,7 +118,7 @@ def check_communication(group: dist.ProcessGroup) -> None:
         processes.seed_noise(7, step)
         noise.append(torch.rand(()))
     assert noise[0] == noise[2] != noise[1]
-    assert gather(noise[0], ExpertGroup.of(group)).unique().numel() == size
+    assert gather(noise[0], Peers.of(group)).unique().numel() == size
 
 
 def train_compiled(group: dist.ProcessGroup, folder: Path, cache: str, kinds: int) -> None:

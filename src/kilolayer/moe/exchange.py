@@ -12,7 +12,7 @@ from torch import Tensor
 from kilolayer.moe.dispatch import Dispatch
 from kilolayer.moe.groups import Groups
 from kilolayer.parallel.collectives import exchange
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 
 
 class Exchange(NamedTuple):
@@ -25,10 +25,10 @@ class Exchange(NamedTuple):
     sent: list[int]
     received: list[int]
     held: Tensor
-    group: ExpertGroup
+    group: Peers
 
     @classmethod
-    def of(cls, counts: Tensor, group: ExpertGroup) -> Self:
+    def of(cls, counts: Tensor, group: Peers) -> Self:
         """counts: `count_choices` of each process, int64 [processes, k, experts]."""
         by_process = counts.sum(dim=1).unflatten(1, (group.size, -1))  # [from, to, experts of each]
         to_here = by_process[:, group.rank]

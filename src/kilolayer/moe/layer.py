@@ -21,7 +21,7 @@ from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts
 from kilolayer.moe.groups import Groups
 from kilolayer.moe.router import Choice, make_router
 from kilolayer.parallel.collectives import gather, sum_over
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.recipes.base import Plan
 
 
@@ -67,8 +67,8 @@ class SparseFeedForward(nn.Module):
     ) -> None:
         super().__init__()
         self.moe = moe
-        self.group: ExpertGroup | None = None
-        self.joint: ExpertGroup | None = None
+        self.group: Peers | None = None
+        self.joint: Peers | None = None
         self.router = make_router(moe, options.dim, plan)
         self.experts = Experts(moe.experts, options, plan)
 
