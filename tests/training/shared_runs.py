@@ -15,6 +15,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 
 from kilolayer.cli.main import main
 from kilolayer.errors import OptionError
@@ -195,6 +197,22 @@ def check_parts(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
                 assert weight.dim() < 2, name
     layer = sum(size for name, size in whole.items() if name.startswith("decoder.blocks.0."))
     assert largest[0] <= max(layer, sum(whole.values()) / 3)  # what is gathered at once: a layer, or what is outside of them
+
+
+def check_warnings(group: dist.ProcessGroup, folder: Path, cache: str) -> None:
+    """FSDP2 warns of a module of a user's own that returns a view, in a process that also trains shards of ours."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    run = Run.open(folder)
+    Trainer(run, task_of(run), Processes(group))
+
+    class Viewed(torch.nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).view(-1)
+
+    theirs = fully_shard(Viewed(2, 2), mesh=DeviceMesh.from_group(group, "cpu"))
+    theirs.set_force_sum_reduction_for_comms(True)  # gloo can only sum
+    with pytest.warns(UserWarning, match=r"FSDP2-wrapped module \(FSDPViewed\) returned a view"):
+        theirs(torch.ones(3, 2))
 
 
 def check_refused(group: dist.ProcessGroup, folder: Path, cache: str, machines: tuple[int, ...], told: str) -> None:

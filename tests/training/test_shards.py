@@ -220,6 +220,11 @@ def test_no_process_holds_the_whole(tmp_path: Path, corpus: Path, pool: ProcessP
     on(pool, 4, shards, shared_runs.check_parts)
 
 
+def test_views_of_other_models_are_still_warned_of(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    _, shards = pair(tmp_path, corpus, 2)
+    on(pool, 2, shards, shared_runs.check_warnings)
+
+
 @pytest.mark.parametrize(
     ("train_options", "told"),
     [
