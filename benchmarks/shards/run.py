@@ -46,7 +46,7 @@ from kilolayer.models import shards
 from kilolayer.models.model import Model
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.registry import get
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.budget import Work, budget
 from kilolayer.runs.division import Division
@@ -183,7 +183,7 @@ def main() -> None:
         one = Processes(dist.group.WORLD)
         if device.type == "cuda":
             everyone: Any = dist.new_group(backend="nccl")
-            one.group = ExpertGroup.of(everyone)
+            one.group = Peers.of(everyone)
         # One process would divide its gradients by 1 in a pass of its own, which several do not.
         with patch.object(FSDPModule, "set_gradient_divide_factor"):
             for name, setting in settings.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.errors import InputError
-from kilolayer.moe.balance import statistics
+from kilolayer.moe.balance import Statistics, statistics, token_sums
 from kilolayer.moe.router import Choice
 from tests.moe.naive_experts import make_layer
 
@@ -21,9 +21,13 @@ def chosen(experts: list[list[int]], shares: list[list[float]]) -> Choice:
     return Choice(torch.tensor(experts), torch.ones(len(experts), 1), logits, values, values)
 
 
+def measured(choice: Choice, real: Tensor | None = None) -> Statistics:
+    return statistics(choice, real, token_sums(choice, real))
+
+
 def test_the_balance_loss_by_hand() -> None:
     choice = chosen([[0], [0], [1], [2]], [[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
-    found = statistics(choice, None)
+    found = measured(choice)
     # m = (0.4, 0.275, 0.325), c = (0.5, 0.25, 0.25)
     assert float(found.balance) == pytest.approx(3 * (0.4 * 0.5 + 0.275 * 0.25 + 0.325 * 0.25))
     assert found.first.tolist() == [0.5, 0.25, 0.25]
@@ -33,7 +37,7 @@ def test_the_balance_loss_by_hand() -> None:
 
 def test_padding_counts_nowhere() -> None:
     choice = chosen([[0], [3], [1]], [[0.7, 0.2, 0.1], [0.0, 0.0, 1.0], [0.2, 0.5, 0.3]])
-    found = statistics(choice, torch.tensor([True, False, True]))
+    found = measured(choice, torch.tensor([True, False, True]))
     assert float(found.balance) == pytest.approx(3 * (0.45 * 0.5 + 0.35 * 0.5))
     assert found.first.tolist() == [0.5, 0.5, 0]
 
@@ -41,14 +45,14 @@ def test_padding_counts_nowhere() -> None:
 def test_even_loads_have_the_loss_one() -> None:
     even = chosen([[0], [1], [2]], [[1 / 3] * 3] * 3)
     one_sided = chosen([[0]] * 3, [[1.0, 0.0, 0.0]] * 3)
-    assert float(statistics(even, None).balance) == pytest.approx(1.0)
-    assert float(statistics(one_sided, None).balance) == pytest.approx(3.0)
-    assert float(statistics(one_sided, None).entropy) == 0.0
+    assert float(measured(even).balance) == pytest.approx(1.0)
+    assert float(measured(one_sided).balance) == pytest.approx(3.0)
+    assert float(measured(one_sided).entropy) == 0.0
 
 
 def test_z_by_hand() -> None:
     choice = chosen([[0], [1]], [[0.5, 0.5]] * 2)._replace(logits=torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    assert float(statistics(choice, None).z) == pytest.approx((math.log(2) ** 2 + (1 + math.log(2)) ** 2) / 2)
+    assert float(measured(choice).z) == pytest.approx((math.log(2) ** 2 + (1 + math.log(2)) ** 2) / 2)
 
 
 def test_the_balance_loss_moves_routers_towards_even_loads() -> None:

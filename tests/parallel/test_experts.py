@@ -11,7 +11,7 @@ import torch
 
 import kilolayer as kl
 from kilolayer.errors import InputError
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from tests.fixtures.process_pool import ProcessPool
 from tests.parallel import one_or_many
 from tests.parallel.one_or_many import Case, build
@@ -85,9 +85,32 @@ def test_frozen_experts(pool: ProcessPool) -> None:
     pool.run(one_or_many.check_frozen, 2)
 
 
+COMPILED = {
+    "decoder": (Case(kl.MoE(experts=4), recompute="none"), 4),
+    "encoder": (Case(kl.MoE(experts=4, every=1, z_loss=0.01), "encoder", "deepnorm", recompute="none"), 3),
+    "encoder-decoder": (Case(kl.MoE(experts=4, top_k=1), "encoder_decoder", recompute="none"), 8),
+    "capacity": (Case(kl.MoE(experts=4, second="random", capacity=0.75), recompute="none"), 4),
+    "second state": (Case(kl.MoE(experts=4), "encoder_decoder", "resi_dual", recompute="none"), 8),
+    "recomputed layers": (Case(kl.MoE(experts=4, capacity=0.75), "encoder_decoder", recompute="layer"), 8),
+    "recomputed in part": (Case(kl.MoE(experts=4), recompute="selective"), 4),
+    "all to one process": (Case(kl.MoE(experts=4, loss_free=1e-3), crowded=(0, 1), recompute="none"), 4),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "graphs"),
+    [pytest.param(*given, id=name, marks=pytest.mark.slow) for name, given in COMPILED.items()],
+)
+def test_compiled_layers_that_share_experts(pool: ProcessPool, case: Case, graphs: int) -> None:
+    pool.run(one_or_many.check_compiled, 2, case, graphs)
+
+
 @pytest.mark.slow
-def test_dense_layers_are_compiled(pool: ProcessPool) -> None:
-    pool.run(one_or_many.check_compiled, 2)
+@pytest.mark.parametrize("recompute", ["none", "selective", "layer"])
+def test_dropout_of_compiled_layers_that_share_experts(pool: ProcessPool, recompute: str) -> None:
+    # Random numbers in dense layers are kept by a pass of another backend of the compiler.
+    case = Case(kl.MoE(experts=4, every=1), dtype=torch.float32, dropout=0.2, recompute=recompute)
+    pool.run(one_or_many.check_dropout_of_compiled, 2, case)
 
 
 def test_mistakes_tell_the_fix(pool: ProcessPool) -> None:
@@ -131,5 +154,5 @@ def test_without_processes_the_fix_is_told() -> None:
 
 
 def test_parts_lie_side_by_side() -> None:
-    parts = [ExpertGroup(None, rank, 8).part(64) for rank in range(8)]  # pyright: ignore[reportArgumentType]
+    parts = [Peers(None, rank, 8).part(64) for rank in range(8)]  # pyright: ignore[reportArgumentType]
     assert [expert for part in parts for expert in part] == list(range(64))

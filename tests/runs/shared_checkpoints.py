@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kilolayer.errors import InputError
+from kilolayer.parallel import heartbeat
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs import checkpoint
 from kilolayer.runs.checkpoint import Checkpoint, CheckpointError, Part
@@ -142,6 +144,37 @@ def fail_in_code(group: dist.ProcessGroup, folder: Path) -> None:
     failing = patch.object(Part, "metadata", fail) if dist.get_rank(group) == 1 else nullcontext()
     with failing, pytest.raises(RuntimeError, match=r"process 1 has failed: KeyError\('absent'\)"):
         save(group, folder, [1], 9)
+
+
+def fail_after_writing(group: dist.ProcessGroup, folder: Path) -> None:
+    """Save; the first process cannot delete what is old. All get its error, and none waits for it."""
+    unreadable = InputError("the folder cannot be read", where=str(folder))
+    with patch("kilolayer.runs.saver.prune", side_effect=unreadable), pytest.raises(InputError) as caught:
+        save(group, folder, [1], 9)
+    assert (caught.value.what, caught.value.where) == (unreadable.what, unreadable.where)
+
+
+def write_slowly(group: dist.ProcessGroup, folder: Path, bytes_at_once: int, hangs: bool) -> None:
+    """Save under a watchdog of 1.5 seconds, on the disk of one process 100 bytes in a second, synced `bytes_at_once`."""
+    rank, unsynced, write, ended = dist.get_rank(group), [0], os.pwrite, list[dict[int, int]]()
+
+    def written(descriptor: int, data: memoryview, offset: int) -> int:
+        unsynced[0] += len(data)
+        return write(descriptor, data, offset)
+
+    def sync(_: int) -> None:
+        seconds, unsynced[0] = unsynced[0] / 100, 0
+        time.sleep(seconds)
+
+    store = dist.FileStore(str(folder.parent / "store"), dist.get_world_size(group))
+    slow = patch.multiple(os, pwrite=written, fsync=sync, fdatasync=sync) if rank == 1 else nullcontext()
+    pieces = patch.multiple(checkpoint, PIECE=bytes_at_once, THREADS=1)
+    often = patch.multiple(heartbeat, POLL_SECONDS=0.1)
+    seen = patch.object(heartbeat._Watch, "_end", lambda _, behind: ended.append(behind))
+    with slow, pieces, often, seen, heartbeat.watchdog(store, rank, dist.get_world_size(group), 1.5, lambda: 7):
+        checkpoint.save(folder, part_of(1, rank, dist.get_world_size(group)), Processes(group).for_thread())
+    assert bool(ended) == hangs
+    assert all(behind == {1: 7} for behind in ended)
 
 
 def read_a_share(group: dist.ProcessGroup, folder: Path, damaged: str) -> None:

@@ -134,6 +134,16 @@ def test_a_full_disk_of_one_process_reaches_all_and_leaves_no_part(folder: Path,
         assert same(checkpoint.load(folder / "step-00000030"), whole(30))
 
 
+def test_an_error_after_writing_reaches_all(tmp_path: Path, pool: ProcessPool) -> None:
+    pool.run(shared_checkpoints.fail_after_writing, 2, tmp_path / "checkpoints")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bytes_at_once", "hangs"), [(40, False), (2**20, True)])
+def test_a_slow_disk_is_not_a_hang(tmp_path: Path, pool: ProcessPool, bytes_at_once: int, hangs: bool) -> None:
+    pool.run(shared_checkpoints.write_slowly, 2, tmp_path / "checkpoints", bytes_at_once, hangs)
+
+
 def test_a_folder_that_cannot_be_made_reaches_all(tmp_path: Path, pool: ProcessPool) -> None:
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(AssertionError, match=r"(?s)could not be written.*rank . of 2.*could not be written"):

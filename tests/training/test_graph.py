@@ -14,7 +14,7 @@ import torch.distributed as dist
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.optimizers.optimizer import make_optimizer
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.speed.graph import GraphPool
@@ -63,7 +63,7 @@ def one_process() -> Iterator[Processes]:
     """A process that shares a model with itself over NCCL."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     processes = Processes(dist.group.WORLD)
-    processes.group = ExpertGroup.of(dist.new_group(backend="nccl"))
+    processes.group = Peers.of(dist.new_group(backend="nccl"))
     yield processes
     dist.destroy_process_group()
 

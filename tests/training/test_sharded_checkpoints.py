@@ -15,11 +15,16 @@ import torch.distributed as dist
 import kilolayer as kl
 from kilolayer.config import merge
 from kilolayer.files.saved_tensors import SavedTensors
+from kilolayer.models.sharded import is_shard
+from kilolayer.models.shards import local, row_range
+from kilolayer.parallel.processes import Processes
 from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run
 from kilolayer.training.loop import train
+from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
-from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, task_of
+from tests.fixtures.small_classifiers import created
+from tests.fixtures.small_runs import SMALL, last_checkpoint, new_run, new_run_of, new_text_run, task_of
 from tests.training import shared_runs
 from tests.training.test_processes import ROUTED, SMOOTH, assert_alike, on
 from tests.training.test_shards import pair
@@ -76,8 +81,6 @@ def test_four_then_two_then_one_then_four_go_on_as_one_that_was_never_stopped(
 
 def save_both(group: dist.ProcessGroup, folder: Path, cache: str, number: int) -> None:
     """Train, and keep beside each tensor that is saved in rows the whole one, gathered by torch."""
-    from kilolayer.training.trainer import Trainer
-
     state = Trainer.state
 
     def gathered(trainer: Trainer) -> checkpoint.Checkpoint:
@@ -134,6 +137,50 @@ def resume_and_count(group: dist.ProcessGroup, folder: Path, cache: str) -> None
     own = sum((newest / f"{kind}-00001-of-00004.safetensors").stat().st_size for kind in ("model", "optimizer"))
     assert max(read) <= largest
     assert 0 < sum(read) <= own + largest
+
+
+def start_and_count(group: dist.ProcessGroup, folder: Path, cache: str, start: Path) -> None:
+    """Begin a run that starts from another one, and count what is read of that one's weights, in files and in rows."""
+    os.environ["KILOLAYER_CACHE"] = cache
+    run, read, rows = Run.open(folder), list[int](), SavedTensors.rows
+
+    def counted(tensors: SavedTensors, name: str, wanted: range) -> torch.Tensor:
+        read.append((found := rows(tensors, name, wanted)).nbytes)
+        return found
+
+    def whole(tensors: SavedTensors, name: str) -> torch.Tensor:
+        return counted(tensors, name, range(tensors.parts[name][0].shape[0]))
+
+    trainer = Trainer(run, task_of(run), Processes(group))
+    with (
+        patch.object(SavedTensors, "rows", counted),
+        patch.object(SavedTensors, "__getitem__", whole),
+        patch.object(checkpoint, "load_tensors", lambda *_, **__: pytest.fail("a whole file is read")),
+    ):
+        trainer.begin(None)
+    theirs = last_checkpoint(Run.open(start)).model
+    own = sum(local(tensor).nbytes for name, tensor in trainer.model.state_dict().items() if name in theirs)
+    assert 0 < sum(read) <= own
+    for name, tensor in trainer.model.state_dict().items():
+        if not name.startswith("head."):
+            rows_here = theirs[name][row_range(tensor).start : row_range(tensor).stop] if is_shard(tensor) else theirs[name]
+            assert torch.equal(local(tensor), rows_here), name
+
+
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_process_reads_its_rows_alone_of_what_it_starts_from(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, shard: str
+) -> None:
+    """shard: that of the run to start from, of which a classifier takes all but the outputs."""
+    start = new_run_of("masked_lm", tmp_path / "start", corpus, train={"steps": 2, "shard": shard})
+    on(pool, 1 if shard == "none" else 4, start)
+
+    def make(folder: Path, corpus: Path, **tables: Any) -> Run:
+        tables = merge(tables, {"model": {"vocab_size": start.config.model.vocab_size}})
+        return created(folder, SMALL["classify"](corpus, **tables), start.vocabulary())
+
+    run = make(tmp_path / "run", corpus, train={**FULL, "start_from": str(start.folder)})
+    on(pool, 4, run, start_and_count, start.folder)
 
 
 @pytest.mark.parametrize("before", ["whole", "shards"])

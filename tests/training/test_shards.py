@@ -131,11 +131,33 @@ def test_every_task(tmp_path: Path, corpus: Path, pool: ProcessPool, task: str) 
     assert_alike(shards, alone)
 
 
-@pytest.mark.parametrize("make", [new_text_run, pytest.param(new_run, marks=pytest.mark.slow)])
-def test_compiled_layers_gather_shards(tmp_path: Path, corpus: Path, pool: ProcessPool, make: Any) -> None:
-    alone, shards = pair(tmp_path, corpus, 2, make=make, train={"layers_every": 0})
+@pytest.mark.parametrize(
+    ("size", "make", "sections", "kinds"),
+    [
+        pytest.param(2, new_text_run, {}, 1, id="decoder"),
+        pytest.param(2, new_run, {}, 2, id="encoder-decoder", marks=pytest.mark.slow),
+        pytest.param(2, new_text_run, {"model": {"moe": ROUTED}}, 3, id="sparse", marks=pytest.mark.slow),
+        pytest.param(
+            4, new_run, {"model": {"moe": {**ROUTED, "experts": 6}}}, 6, id="pairs-of-experts", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            *(
+                4,
+                new_text_run,
+                {"model": {"recipe": "sub_ln", "moe": {**EVENED, "experts": 3}}, "train": {"recompute": "layer"}},
+                4,
+            ),
+            id="every-expert-recomputed",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_compiled_layers_gather_shards(
+    tmp_path: Path, corpus: Path, pool: ProcessPool, size: int, make: Any, sections: dict[str, Any], kinds: int
+) -> None:
+    alone, shards = pair(tmp_path, corpus, size, make=make, **merge({"train": {"layers_every": 0}}, sections))
     assert train(alone, task_of(alone)) == 0
-    on(pool, 2, shards, shared_runs.train_compiled, 1 if make is new_text_run else 2)
+    on(pool, size, shards, shared_runs.train_compiled, kinds)
     assert_alike(shards, alone)
 
 
@@ -198,6 +220,11 @@ def test_they_start_from_a_run_of_another_task(tmp_path: Path, corpus: Path, poo
 def test_no_process_holds_the_whole(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
     _, shards = pair(tmp_path, corpus, 4)
     on(pool, 4, shards, shared_runs.check_parts)
+
+
+def test_views_of_other_models_are_still_warned_of(tmp_path: Path, corpus: Path, pool: ProcessPool) -> None:
+    _, shards = pair(tmp_path, corpus, 2)
+    on(pool, 2, shards, shared_runs.check_warnings)
 
 
 @pytest.mark.parametrize(

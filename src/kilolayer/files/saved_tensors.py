@@ -6,10 +6,10 @@ A file that does not hold all rows of a tensor says so in its metadata: `rows` i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import safetensors
 import torch
@@ -115,16 +115,70 @@ class SavedTensors(Mapping[str, Tensor]):
         return {name: torch.empty(parts[0].shape, dtype=parts[0].dtype, device="meta") for name, parts in self.parts.items()}
 
 
+class SelectedTensors(Mapping[str, Tensor]):
+    """Some tensors of `SavedTensors` under other names, and others that are held beside them.
+
+    saved: the name in `source` of each that is read when it is asked for.
+    """
+
+    def __init__(self, source: SavedTensors, saved: Mapping[str, str], held: Mapping[str, Tensor]) -> None:
+        self.source, self.saved, self.held = source, saved, held
+
+    @classmethod
+    def converted(
+        cls, source: SavedTensors, convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]], read: Collection[str]
+    ) -> Self | None:
+        """What `convert` makes of all tensors, if it chooses them by name and shape: none is read for it but those of `read`.
+
+        None if it computes with the values of others.
+        """
+        given = {name: source[name] if name in read else tensor for name, tensor in source.outline().items()}
+        names = {id(tensor): name for name, tensor in given.items() if tensor.is_meta}
+        try:
+            found = convert(given)
+        except (NotImplementedError, RuntimeError):  # torch's, for a tensor without values
+            return None
+        held = {name: tensor for name, tensor in found.items() if id(tensor) not in names}
+        if any(tensor.is_meta for tensor in held.values()):
+            return None
+        return cls(source, {name: names[id(found[name])] for name in found if name not in held}, held)
+
+    def __len__(self) -> int:
+        return len(self.saved) + len(self.held)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.saved
+        yield from self.held
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.held[name] if name in self.held else self.source[self.saved[name]]
+
+    def rows(self, name: str, wanted: range) -> Tensor:
+        """Some rows of a tensor; nothing else of it is read."""
+        if name in self.held:
+            return self.held[name][wanted.start : wanted.stop]
+        return self.source.rows(self.saved[name], wanted)
+
+    def outline(self) -> dict[str, Tensor]:
+        """The tensors, those that are not held on the meta device."""
+        whole = self.source.outline()
+        return {**self.held, **{name: whole[theirs] for name, theirs in self.saved.items()}}
+
+
 def outline_of(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Tensors of the same shapes and dtypes; nothing is read for them."""
-    return tensors.outline() if isinstance(tensors, SavedTensors) else tensors
+    return tensors.outline() if isinstance(tensors, SavedTensors | SelectedTensors) else tensors
 
 
 def rows_from(tensors: Mapping[str, Tensor], name: str, rows: range | None) -> Tensor:
     """Some rows of a tensor, or with None all of it."""
     if rows is None:
         return tensors[name]
-    return tensors.rows(name, rows) if isinstance(tensors, SavedTensors) else tensors[name][rows.start : rows.stop]
+    return (
+        tensors.rows(name, rows)
+        if isinstance(tensors, SavedTensors | SelectedTensors)
+        else tensors[name][rows.start : rows.stop]
+    )
 
 
 def rows_metadata(rows: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.shards import group_in_step
 from kilolayer.parallel.collectives import from_first, gather
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.runtime.reader import EOS, PAD, Reads, Top, without_gaps
 from kilolayer.runtime.runtime import runtime_of
 
@@ -72,7 +72,7 @@ def generate(
         return _search(reader, limits, config, range(len(source)) if indices is None else indices)
 
 
-def _check_sharing(source: Tensor, config: SearchConfig, group: ExpertGroup) -> None:
+def _check_sharing(source: Tensor, config: SearchConfig, group: Peers) -> None:
     """Raise unless all processes that share the model search for the same, which they must do step by step together."""
     if config.method == "sample":
         raise InputError(
@@ -84,7 +84,7 @@ def _check_sharing(source: Tensor, config: SearchConfig, group: ExpertGroup) -> 
         raise InputError("the processes that share the model have different sources", fix="give all of them the same source")
 
 
-def _agreed(top: Top, group: ExpertGroup) -> Top:
+def _agreed(top: Top, group: Peers) -> Top:
     """`top` as the first process finds it: rounding may differ between processes, and each must take the same steps."""
 
     def found(values: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,8 @@ from kilolayer.models.config import ModelConfig
 from kilolayer.models.trainable_config import TrainableConfig
 
 POSITIONS, PATCHES = "positions.weight", "patches.projection.weight"
+REGRIDDED = (POSITIONS, PATCHES)
+"""The weights that `regridded` computes with."""
 
 
 def regridded(

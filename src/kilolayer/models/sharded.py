@@ -35,6 +35,15 @@ def units_of(model: nn.Module) -> Iterator[Any]:
     return filter(is_unit, model.modules())
 
 
+def call_as(module: nn.Module, function: Callable[..., Any], *inputs: Any) -> Any:
+    """`function` in a call of the module, around which FSDP2's hooks gather its matrices and divide their gradients."""
+    vars(module)["forward"] = function
+    try:
+        return module(*inputs)
+    finally:
+        del vars(module)["forward"]
+
+
 def write_once(
     model: nn.Module, tensors: Callable[[nn.Module], dict[str, Tensor]], write: Callable[[dict[str, Tensor]], None]
 ) -> None:

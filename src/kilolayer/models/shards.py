@@ -28,8 +28,8 @@ from kilolayer.moe.experts import ExpertNorm, ExpertProjection
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import gather
-from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
+from kilolayer.parallel.peers import Peers
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,7 +39,7 @@ ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 REDUCE_SCATTER: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
+def shard_mesh(group: Peers, kind: str, *, hybrid: bool) -> DeviceMesh:
     """All processes of the group, which share every matrix; hybrid: those of one machine do, and machines have copies.
 
     One machine that is left of several is the same in both. kind: of their devices, "cpu" or "cuda".
@@ -60,12 +60,12 @@ def shard_mesh(group: ExpertGroup, kind: str, *, hybrid: bool) -> DeviceMesh:
     return _mesh_of_rows(group, kind, here, ("copy", "shard"))
 
 
-def expert_mesh(group: ExpertGroup, kind: str, experts: int) -> DeviceMesh:
+def expert_mesh(group: Peers, kind: str, experts: int) -> DeviceMesh:
     """Rows of processes that divide the experts, as many as evenly can; those of a column share the same ones in shards."""
     return _mesh_of_rows(group, kind, math.gcd(experts, group.size), ("shard", "expert"))
 
 
-def _mesh_of_rows(group: ExpertGroup, kind: str, length: int, names: tuple[str, str]) -> DeviceMesh:
+def _mesh_of_rows(group: Peers, kind: str, length: int, names: tuple[str, str]) -> DeviceMesh:
     """A mesh of two axes whose rows are `length` consecutive processes."""
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -96,8 +96,6 @@ def shard_matrices(
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
-    # Of outputs that are views, which no layer of ours changes in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
     sharded = {*matrices_of(model), *(weight for _, weight in expert_parameters(model) if experts is not None)}
     precise = MixedPrecisionPolicy(cast_forward_inputs=False)
     policy = replace(precise, param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
@@ -122,6 +120,15 @@ def shard_matrices(
         each.set_custom_reduce_scatter(_Scatter())
     for stack in stacks:
         stack.gathered_dtype = dtype
+    _allow_views({type(each).__name__ for each in units_of(model)})
+
+
+def _allow_views(classes: set[str]) -> None:
+    """Ignore FSDP2's warning of outputs that are views for these classes alone: ours change no output in place."""
+    # Not around each call, where it would cost more and is not safe beside other threads.
+    name = f"({'|'.join(sorted(classes))})"
+    message = rf"FSDP2-wrapped module \({name}(, {name})*\) returned a view"
+    warnings.filterwarnings("ignore", message=message, category=UserWarning)
 
 
 def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
@@ -167,12 +174,12 @@ def local(tensor: Any) -> Tensor:
     return tensor.to_local() if is_shard(tensor) else tensor
 
 
-def shard_group(shard: Any) -> ExpertGroup:
+def shard_group(shard: Any) -> Peers:
     """The processes that share a sharded tensor."""
-    return ExpertGroup.of(shard.device_mesh.get_group("shard"))
+    return Peers.of(shard.device_mesh.get_group("shard"))
 
 
-def group_in_step(model: nn.Module) -> ExpertGroup | None:
+def group_in_step(model: nn.Module) -> Peers | None:
     """The processes that run each forward pass together, as they share the model's experts or matrices; None: only this."""
     shard = next((weight for weight in model.parameters() if is_shard(weight)), None)
     return expert_group(model) if shard is None else shard_group(shard)

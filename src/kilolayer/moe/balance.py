@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.moe.router import Choice, Router
-from kilolayer.parallel.collectives import sum_over
-from kilolayer.parallel.group import ExpertGroup
 
 
 class Statistics(NamedTuple):
@@ -28,29 +26,41 @@ class Statistics(NamedTuple):
     entropy: Tensor
 
 
-def statistics(choice: Choice, real: Tensor | None, group: ExpertGroup | None = None) -> Statistics:
+def token_sums(choice: Choice, real: Tensor | None) -> Tensor:
+    """The sums over real tokens that `statistics` divides by their number: [experts + 1]. For each expert the number of tokens
+    whose first choice it is, then the entropies of the gates."""
+    counted = _counted(choice, real)
+    numbers = torch.arange(choice.logits.shape[1], device=choice.experts.device)
+    firsts = ((choice.experts[:, :1] == numbers) * counted).sum(dim=0)
+    gates = choice.gates.detach()
+    gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
+    entropies = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * counted).sum(dim=0)
+    return torch.cat([firsts, entropies])
+
+
+def statistics(choice: Choice, real: Tensor | None, sums: Tensor) -> Statistics:
     """Compute the terms of a router's losses, and its statistics; real: bool [tokens], False at padding.
 
         balance = E * sum_e m_e c_e    (GShard, X-MoE)
         z = mean(logsumexp(logits)^2)    (ST-MoE)
 
     E is the number of experts, m_e the mean of `choice.shares` for expert e, and c_e (`first`) the share of tokens whose first
-    choice it is. entropy: of the gates, in nats. Means are over the real tokens of all processes of `group`.
+    choice it is. entropy: of the gates, in nats. Means are over the tokens of `sums`: `token_sums`, added up over the processes
+    whose tokens count as one batch.
     """
-    tokens, experts = choice.logits.shape
-    counted = choice.logits.new_ones(tokens, 1) if real is None else real.to(choice.logits.dtype)[:, None]
-    numbers = torch.arange(experts, device=choice.experts.device)
-    firsts = ((choice.experts[:, :1] == numbers) * counted).sum(dim=0)
-    gates = choice.gates.detach()
-    gates = gates / gates.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(gates.dtype).tiny)
-    entropies = (-torch.xlogy(gates, gates).sum(dim=-1, keepdim=True) * counted).sum(dim=0)
-    firsts, entropies = sum_over(torch.cat([firsts, entropies]), group).split([experts, 1])
+    experts = choice.logits.shape[1]
+    firsts, entropies = sums.split([experts, 1])
     found = firsts.sum()
     count = found.clamp(min=1)
-    first, portion = firsts / count, counted / count
+    first, portion = firsts / count, _counted(choice, real) / count
     balance = experts * ((choice.shares * portion).sum(dim=0) * first).sum()
     z = (choice.logits.logsumexp(dim=-1, keepdim=True).square() * portion).sum()
     return Statistics(found, first, balance, z, (entropies / count).squeeze())
+
+
+def _counted(choice: Choice, real: Tensor | None) -> Tensor:
+    """1 for each token, 0 at padding: [tokens, 1]."""
+    return choice.logits.new_ones(len(choice.logits), 1) if real is None else real.to(choice.logits.dtype)[:, None]
 
 
 def balanced_routers(model: nn.Module) -> list[Router]:

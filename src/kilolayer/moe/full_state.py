@@ -11,7 +11,7 @@ from kilolayer.errors import InputError
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import gather_first
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 
 
 def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
@@ -66,13 +66,13 @@ def owner(name: str) -> str:
     return name.partition("/")[0]
 
 
-def join_experts(own: Tensor, group: ExpertGroup) -> Tensor | None:
+def join_experts(own: Tensor, group: Peers) -> Tensor | None:
     """Gather a tensor of experts on the first process: [experts held, ...] to [experts, ...]; None on the others."""
     parts = gather_first(own, group)
     return None if parts is None else parts.flatten(0, 1)
 
 
-def own_experts(whole: Tensor, group: ExpertGroup) -> Tensor:
+def own_experts(whole: Tensor, group: Peers) -> Tensor:
     """This process's part of a tensor of experts: [experts, ...] to [experts held, ...]."""
     part = group.part(len(whole))
     return whole[part.start : part.stop]

@@ -16,7 +16,7 @@ from kilolayer.layers.modules import modules_of
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import SparseFeedForward, expert_parameters, need_sparse_layers
 from kilolayer.parallel.collectives import gather, sum_gradients
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
     one_batch: the batches of all processes count as one batch in router losses, capacity and `routing`. If False, each process
     counts only its own, like gradient accumulation on one process; losses and loads must then be summed by the caller.
     """
-    group, layers = ExpertGroup.of(processes), need_sparse_layers(model)
+    group, layers = Peers.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:
         raise InputError("the experts of this model are already shared", fix="shard them once")
     parts = {layer.moe.experts: group.part(layer.moe.experts) for layer in layers.values()}
@@ -45,7 +45,7 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
         layer.group, layer.joint = group, group if one_batch else None
 
 
-def expert_group(model: nn.Module) -> ExpertGroup | None:
+def expert_group(model: nn.Module) -> Peers | None:
     """The processes that share the experts of `model`; None if the experts are not shared or there are none."""
     return next((module.group for module in modules_of(model) if isinstance(module, SparseFeedForward)), None)
 
@@ -71,7 +71,7 @@ def reduce_gradients(model: nn.Module) -> None:
     sum_gradients((parameter for parameter in model.parameters() if parameter not in own), group)
 
 
-def _check_equal(model: nn.Module, group: ExpertGroup) -> None:
+def _check_equal(model: nn.Module, group: Peers) -> None:
     """Raise if the weights, or on the meta device the seeds, differ between processes."""
     weights = list(model.parameters())
     if any(weight.is_meta for weight in weights):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.optimizers.base import Part, UpdateRule
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 
 AT_ONCE = 64
 ALIGNMENT = 64  # elements; each tensor's part of a flat buffer starts where wide loads are possible
@@ -33,7 +33,7 @@ class Group:
     rates: list[float]
     of_experts: bool = False
     of_shards: bool = False
-    sharers: tuple[ExpertGroup, ...] = ()
+    sharers: tuple[Peers, ...] = ()
     starts: list[int] = field(init=False)
     state: dict[str, list[Tensor]] = field(init=False)
     masters: list[Tensor] | None = field(init=False, default=None)

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from kilolayer.errors import KilolayerError
-from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective
+from kilolayer.parallel.peers import Peers
 
 AT_ONCE = 2**24  # gradient elements per all-reduce
 Result = TypeVar("Result")
 
 
-def on_all(act: Callable[[], Result], group: ExpertGroup | None) -> list[Result]:
+def on_all(act: Callable[[], Result], group: Peers | None) -> list[Result]:
     """Call `act` on each process and return the results of all, by rank; an error on one of them is raised on all.
 
     group: of gloo; None: this process alone.
@@ -40,7 +40,7 @@ def on_all(act: Callable[[], Result], group: ExpertGroup | None) -> list[Result]
     return everyones
 
 
-def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
+def sum_over(own: Tensor, group: Peers | None) -> Tensor:
     """The sum over processes, without gradient; without a group, the process's own tensor."""
     if group is None:
         return own
@@ -50,7 +50,7 @@ def sum_over(own: Tensor, group: ExpertGroup | None) -> Tensor:
     return summed
 
 
-def gather(own: Tensor, group: ExpertGroup) -> Tensor:
+def gather(own: Tensor, group: Peers) -> Tensor:
     """The tensors of all processes by rank, without gradient: [...] to [processes, ...]."""
     everyones = own.new_empty(group.size, *own.shape)
     begin_collective()
@@ -58,7 +58,7 @@ def gather(own: Tensor, group: ExpertGroup) -> Tensor:
     return everyones
 
 
-def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
+def gather_first(own: Tensor, group: Peers) -> Tensor | None:
     """`gather` to the first process only; None on the others."""
     everyones = own.new_empty(group.size, *own.shape) if group.rank == 0 else None
     parts = None if everyones is None else list(everyones.unbind())
@@ -67,7 +67,7 @@ def gather_first(own: Tensor, group: ExpertGroup) -> Tensor | None:
     return everyones
 
 
-def from_first(own: Tensor, group: ExpertGroup) -> Tensor:
+def from_first(own: Tensor, group: Peers) -> Tensor:
     """The first process's tensor on all processes, without gradient."""
     shared = own.detach().contiguous()
     begin_collective()
@@ -75,7 +75,7 @@ def from_first(own: Tensor, group: ExpertGroup) -> Tensor:
     return shared
 
 
-def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: ExpertGroup) -> Tensor:
+def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Peers) -> Tensor:
     """All-to-all: the first sent[0] rows go to the first process, the next sent[1] to the second, and so on. Differentiable.
 
     [sum of sent, width] to [sum of received, width]: received[r] rows from process r, in the order of ranks.
@@ -85,7 +85,7 @@ def exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: 
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(rows: Tensor, sent: list[int], received: list[int], group: ExpertGroup) -> Tensor:
+    def forward(rows: Tensor, sent: list[int], received: list[int], group: Peers) -> Tensor:
         arrived = rows.new_empty(sum(received), *rows.shape[1:])
         begin_collective()
         dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group.processes)
@@ -102,7 +102,7 @@ class _Exchange(torch.autograd.Function):
 
 
 @torch.no_grad()
-def sum_gradients(parameters: Iterable[nn.Parameter], group: ExpertGroup) -> None:
+def sum_gradients(parameters: Iterable[nn.Parameter], group: Peers) -> None:
     """Replace each gradient by its sum over the processes.
 
     A trained parameter without a gradient counts as 0, because processes that skipped different parameters would deadlock.
@@ -129,7 +129,7 @@ def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
     yield few
 
 
-def _sum_joined(gradients: list[Tensor], group: ExpertGroup) -> None:
+def _sum_joined(gradients: list[Tensor], group: Peers) -> None:
     joined = torch.cat([gradient.flatten() for gradient in gradients])
     begin_collective()
     dist.all_reduce(joined, group=group.processes)

@@ -2,6 +2,7 @@
 
 Every second, each process publishes how many collective operations it has begun. All processes begin the same operations, and
 none can pass one that another has not begun. So if a process has begun fewer for a long time, the others are waiting for it.
+Unless it writes or reads a file, which on a slow disk may take longer: so it also publishes how many pieces it has dealt with.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 1.0
 _begun = 0
+_pieces = 0
 _counting = threading.Lock()
 
 
@@ -29,6 +31,13 @@ def begin_collective() -> None:
     global _begun
     with _counting:
         _begun += 1
+
+
+def count_piece() -> None:
+    """Count a piece of a file that has been written or read; in any thread."""
+    global _pieces
+    with _counting:
+        _pieces += 1
 
 
 @contextmanager
@@ -70,19 +79,21 @@ class _Watch(threading.Thread):
             if found is None or found != last:
                 last, since = found, time.monotonic()
             elif time.monotonic() - since >= self.timeout:
-                most = max(begun for begun, _ in found)
-                behind = {rank: step for rank, (begun, step) in enumerate(found) if begun < most}
+                most = max(begun for begun, _, _ in found)
+                behind = {rank: step for rank, (begun, step, _) in enumerate(found) if begun < most}
                 if behind:
                     self._end(behind)
 
     def publish(self) -> None:
         """Publish this process's progress."""
-        self.store.set(self.keys[self.rank], f"{_begun} {self.step()}")
+        self.store.set(self.keys[self.rank], f"{_begun} {self.step()} {_pieces}")
 
-    def _read(self) -> list[tuple[int, int]] | None:
-        """Operations begun and step of each process; None if one has left the context."""
-        values = [self.store.get(key).decode() if self.store.check([key]) else f"-1 {self.step()}" for key in self.keys]
-        return [(int(begun), int(step)) for begun, step in map(str.split, values)] if all(values) else None
+    def _read(self) -> list[tuple[int, int, int]] | None:
+        """Operations begun, step, and pieces of files of each process; None if one has left the context."""
+        values = [self.store.get(key).decode() if self.store.check([key]) else f"-1 {self.step()} 0" for key in self.keys]
+        if not all(values):
+            return None
+        return [(int(begun), int(step), int(pieces)) for begun, step, pieces in map(str.split, values)]
 
     def _end(self, behind: dict[int, int]) -> None:
         """Report and exit. An exception would not do: the main thread is blocked in an operation that cannot be interrupted."""

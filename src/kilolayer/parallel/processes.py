@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kilolayer.errors import OptionError
-from kilolayer.parallel.group import ExpertGroup
 from kilolayer.parallel.heartbeat import begin_collective, watchdog
 from kilolayer.parallel.launch import name_of_start
+from kilolayer.parallel.peers import Peers
 from kilolayer.terminal import counted
 
 PATIENCE = timedelta(hours=12)
@@ -39,7 +39,7 @@ class Processes:
     def __init__(self, numbers: dist.ProcessGroup | None = None, store: dist.Store | None = None) -> None:
         self.numbers, self.store = numbers, store
         self.step = 0
-        self.group = None if numbers is None else ExpertGroup.of(numbers)
+        self.group = None if numbers is None else Peers.of(numbers)
         self.rank, self.size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
 
     @classmethod
@@ -87,16 +87,16 @@ class Processes:
         torch.cuda.set_device(own)
         everyone = dist.new_group(backend="nccl", timeout=PATIENCE)
         assert isinstance(everyone, dist.ProcessGroup)
-        self.group = ExpertGroup.of(everyone)
+        self.group = Peers.of(everyone)
         return own
 
-    def for_thread(self) -> ExpertGroup | None:
+    def for_thread(self) -> Peers | None:
         """A gloo group for one more thread of each process, so that its exchanges and training's do not meet."""
         if self.numbers is None:
             return None
         own = dist.new_group(backend="gloo", timeout=PATIENCE)
         assert isinstance(own, dist.ProcessGroup)
-        return ExpertGroup.of(own)
+        return Peers.of(own)
 
     @contextmanager
     def first_process_first(self) -> Iterator[None]:

@@ -39,7 +39,8 @@ from kilolayer.files.tensors import Expected, check_alike, file_size, load_tenso
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.moe.full_state import owner
 from kilolayer.parallel.collectives import on_all
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.heartbeat import count_piece
+from kilolayer.parallel.peers import Peers
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
 
@@ -110,7 +111,7 @@ class Checkpoint:
         return {_file_name(kind, self.part.index, self.part.count): tensors for kind, tensors in kinds.items()}
 
 
-def save(folder: Path, checkpoint: Checkpoint, group: ExpertGroup | None = None) -> Path:
+def save(folder: Path, checkpoint: Checkpoint, group: Peers | None = None) -> Path:
     """Write `checkpoint` below `folder` and return its path; if anything fails, no part of it remains.
 
     group: the processes that each write a part; all call this at the same time, and an error of one is raised on all.
@@ -238,7 +239,7 @@ def newest(folder: Path, find: FindFault | None = None) -> Path | None:
     return None
 
 
-def find_fault(path: Path, expected: Expected | None = None, group: ExpertGroup | None = None) -> str | None:
+def find_fault(path: Path, expected: Expected | None = None, group: Peers | None = None) -> str | None:
     """What is wrong with a checkpoint; None if every file matches the manifest. Raises if a file cannot be read.
 
     expected: what the file of the weights can hold; a larger one is not hashed. group: processes that each check some of the
@@ -424,7 +425,15 @@ def _write_piece(descriptor: int, piece: tuple[int, list[memoryview]]) -> str:
         while rest:
             count = os.pwrite(descriptor, rest, offset)
             rest, offset = rest[count:], offset + count
+    # A disk that is slow is so here, piece by piece, and not once for a whole file, which would look like a hang.
+    _on_disk(descriptor)
+    count_piece()
     return digest.hexdigest()
+
+
+def _on_disk(descriptor: int) -> None:
+    """Wait until what has been written to a file is on the disk."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -442,4 +451,5 @@ def _hash_piece(descriptor: int, start: int) -> str:
     digest, end = hashlib.sha256(), start + PIECE
     for offset in range(start, end, 1 << 20):
         digest.update(os.pread(descriptor, min(1 << 20, end - offset), offset))
+    count_piece()
     return digest.hexdigest()

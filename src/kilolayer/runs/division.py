@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import nn
@@ -19,9 +19,9 @@ from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters
 from kilolayer.optimizers.base import UpdateRule
 from kilolayer.parallel.processes import Processes
+from kilolayer.tasks.train_config import Shard
 from kilolayer.terminal import counted
 
-Shard = Literal["none", "full", "hybrid"]
 PRECISE = 4
 """Bytes of a number in fp32: of shards, masters, gradient sums, and of what is never rounded."""
 

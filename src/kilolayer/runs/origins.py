@@ -14,6 +14,7 @@ from torch import Tensor
 from kilolayer.config import Table, table_of
 from kilolayer.errors import InputError
 from kilolayer.files.paths import kind_of, storable
+from kilolayer.files.saved_tensors import SavedTensors
 from kilolayer.huggingface.imported import Imported
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.model import Model
@@ -53,6 +54,10 @@ class Origin(Protocol):
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights, for a model with this vocabulary; own: the tensors of the model that receives them."""
+        ...
+
+    def saved(self, vocabulary: Vocabulary | None) -> SavedTensors | None:
+        """What `weights` returns, each tensor read when it is asked for; None if they are computed from what is saved."""
         ...
 
 
@@ -97,8 +102,14 @@ class RunOrigin:
         return self.run.vocabulary()
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        # A task without a vocabulary takes only what does not depend on one.
-        return self.run.weights(self.run.vocabulary() if vocabulary is None else vocabulary)
+        return self.run.weights(self._known(vocabulary))
+
+    def saved(self, vocabulary: Vocabulary | None) -> SavedTensors | None:
+        return self.run.saved_weights(self._known(vocabulary))
+
+    def _known(self, vocabulary: Vocabulary | None) -> Vocabulary | None:
+        """The vocabulary to compare with the run's: a task without one takes only what does not depend on one."""
+        return self.run.vocabulary() if vocabulary is None else vocabulary
 
 
 @dataclass(frozen=True)
@@ -108,12 +119,12 @@ class SavedOrigin:
     folder: Path
 
     @cached_property
-    def saved(self) -> Model:
+    def loaded(self) -> Model:
         return load_model(self.folder, dtype=torch.float32)
 
     @property
     def model(self) -> ModelConfig:
-        return self.saved.config
+        return self.loaded.config
 
     @property
     def tables(self) -> Table:
@@ -127,7 +138,10 @@ class SavedOrigin:
         return None
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return self.saved.state_dict()
+        return self.loaded.state_dict()
+
+    def saved(self, vocabulary: Vocabulary | None) -> None:
+        return None
 
 
 def _check_shape(origin: Origin, task: Registration, what: str) -> None:
@@ -184,6 +198,9 @@ class ForeignOrigin:
         tensors |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
         # A file may have lower precision than the model that is trained.
         return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in tensors.items()}
+
+    def saved(self, vocabulary: Vocabulary | None) -> None:
+        return None
 
     def _renumbered(self, table: Tensor) -> Tensor:
         rows = torch.tensor([-1 if row is None else row for row in self.tokens.rows])

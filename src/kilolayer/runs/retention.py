@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kilolayer.errors import InputError, file_fault
 from kilolayer.files.tensors import Expected
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from kilolayer.runs import checkpoint
 
 logger = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Inspector:
             self.known[path] = checkpoint.find_fault(path, self.expected)
         return self.known[path]
 
-    def find_fault_anew(self, path: Path, group: ExpertGroup | None = None) -> str | None:
+    def find_fault_anew(self, path: Path, group: Peers | None = None) -> str | None:
         """`checkpoint.find_fault` of a checkpoint that was rewritten; group: as there."""
         self.reported.discard(path)
         self.known[path] = checkpoint.find_fault(path, self.expected, group)

@@ -25,6 +25,7 @@ from kilolayer import config as configuration
 from kilolayer import hints
 from kilolayer.errors import InputError, OptionError, file_fault
 from kilolayer.files.paths import as_path, did_you_mean, kind_of, storable
+from kilolayer.files.saved_tensors import SavedTensors
 from kilolayer.files.writing import PART, remove, unwritable, write
 from kilolayer.models.build import build_model
 from kilolayer.models.decoder import Decoder
@@ -156,10 +157,22 @@ class Run:
         vocabulary: the one that the model is used with; another one than the run's is refused.
         """
         chosen = chosen or choose(self.checkpoints, self.config)
+        self._check_vocabulary(chosen, vocabulary)
+        return load_chosen(self.checkpoints, chosen, expected_weights(self.config.model), self.check_fit)
+
+    def saved_weights(self, vocabulary: Vocabulary | None) -> SavedTensors | None:
+        """`weights`, each read when it is asked for; None if they are a mean of several checkpoints."""
+        chosen = choose(self.checkpoints, self.config)
+        if len(chosen.steps) > 1:
+            return None
+        self._check_vocabulary(chosen, vocabulary)
+        path = checkpoint.path_of(self.checkpoints, chosen.steps[0])
+        return checkpoint.open_tensors(path, checkpoint.MODEL, expected_weights(self.config.model), self.check_fit)
+
+    def _check_vocabulary(self, chosen: Chosen, vocabulary: Vocabulary | None) -> None:
         path = checkpoint.path_of(self.checkpoints, chosen.steps[-1])
         state = fitted(checkpoint.load_state(path), {"vocabulary": str}, path / "state.json")
         check_vocabulary(state["vocabulary"], vocabulary, self.folder)
-        return load_chosen(self.checkpoints, chosen, expected_weights(self.config.model), self.check_fit)
 
     def check_fit(self, weights: Mapping[str, torch.Tensor]) -> None:
         """Raise if weights, of which only the shapes are needed, belong to another model."""

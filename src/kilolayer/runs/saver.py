@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from torch import Tensor
 
+from kilolayer.parallel.collectives import on_all
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs import checkpoint
 from kilolayer.runs.checkpoint import Checkpoint
@@ -83,15 +85,20 @@ class _Writing(threading.Thread):
         try:
             path = checkpoint.save(folder, self.state, group)
             fault = inspector.find_fault_anew(path, group)
-            if not self.saver.processes.first:
-                return
-            if fault is None:
-                record_saved(folder, self.state.step)
-                prune(folder, self.saver.keep, self.also, inspector)
-            else:
-                logger.warning("checkpoint of step %d is damaged as it is written (%s)", self.state.step, fault)
+            on_all(partial(self._finish, fault), group)
         except Exception as fault:
             self.fault = fault
+
+    def _finish(self, fault: str | None) -> None:
+        """On the first process: record what has been written, and delete what it replaces."""
+        folder, step = self.saver.folder, self.state.step
+        if not self.saver.processes.first:
+            return
+        if fault is None:
+            record_saved(folder, step)
+            prune(folder, self.saver.keep, self.also, self.saver.inspector)
+        else:
+            logger.warning("checkpoint of step %d is damaged as it is written (%s)", step, fault)
 
 
 def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any, Literal, cast
 
 import torch
-from torch import fx
+from torch import Tensor, fx, nn
 from torch._functorch import config as partition_config
 from torch.fx.experimental import _config as shape_config
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -18,10 +18,16 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 import kilolayer.speed.operators.grouped
 import kilolayer.speed.operators.short_attention  # noqa: F401, registers its operators
 from kilolayer.layers.block import Block, MultiwayBlock
+from kilolayer.layers.routing import Routing
+from kilolayer.layers.stream import LayerState
 from kilolayer.models.sharded import plain_class
-from kilolayer.speed.fast_layer import run_layer
+from kilolayer.moe.layer import Answered, Routed, SparseFeedForward
+from kilolayer.speed.fast_context import FastContext
+from kilolayer.speed.fast_layer import finish_experts, route, run_attention, run_layer
 from kilolayer.speed.fast_multiway import Ways, run_ways
 from kilolayer.speed.operators import kernels
+from kilolayer.speed.shared_experts import ask_processes, run_arrived
+from kilolayer.speed.state import State
 
 Recompute = Literal["none", "selective", "layer"]
 RunLayer = Callable[..., Any]
@@ -66,15 +72,55 @@ def compiler_settings(recompute: Recompute, *, of_shards: bool) -> Iterator[None
 
 def compile_layer(kind: LayerKind, recompute: Recompute, backend: str = "inductor") -> RunLayer:
     """Compile the function of this kind of layer for all batch shapes; whatever differs between layers must be a tensor."""
+    return _compile(function_of(kind), kind, recompute, backend)
+
+
+def compile_in_parts(kind: LayerKind, recompute: Recompute, backend: str = "inductor", *, of_shards: bool) -> RunLayer:
+    """Compile layers whose experts several processes share: what is before the experts, these, and what is after them.
+
+    Between the parts rows are sent to other processes; how many is read back from the device.
+    """
+    # Where a layer keeps only its input, all of it is run again in the backward pass, and no part by itself.
+    within: Recompute = "none" if recompute == "layer" else recompute
+    first, experts, last = (_compile(part, kind, within, backend) for part in (run_to_experts, run_arrived, run_from_experts))
+
+    def run(
+        block: Block, x: State, context: FastContext, cache: None, following: nn.Module | None, seeds: Tensor | None
+    ) -> tuple[State, Routing]:
+        f = block.feedforward.f
+        assert isinstance(f, SparseFeedForward)
+        # The backward pass may run it again outside of the stack's own context.
+        with compiler_settings(within, of_shards=of_shards):
+            states, routed = first(block, x, context, seeds)
+            answered = ask_processes(f, routed, None if seeds is None else seeds[-1, 0], experts)
+            return last(block, states, routed, answered, following, seeds)
+
+    return partial(checkpoint, run, use_reentrant=False) if recompute == "layer" else run
+
+
+def run_to_experts(block: Block, x: State, context: FastContext, seeds: Tensor | None) -> tuple[LayerState, Routed]:
+    """The first part of `run_layer` for a layer with experts: the state that they read, and its tokens sorted by expert."""
+    x = run_attention(block, x, context, None, seeds)
+    return x.unwrapped, route(block.feedforward, x, context)
+
+
+def run_from_experts(
+    block: Block, x: LayerState, routed: Routed, answered: Answered, following: nn.Module | None, seeds: Tensor | None
+) -> tuple[State, Routing]:
+    """The last part of `run_layer` for a layer with experts."""
+    own = None if seeds is None else seeds[-1]
+    return finish_experts(block.feedforward, State.of(x), routed, answered, following, own)
+
+
+def _compile(run: RunLayer, kind: LayerKind, recompute: Recompute, backend: str) -> RunLayer:
     kernels.assume_constant_when_compiled()
     options = {"joint_custom_post_pass": save_random_numbers()} if backend == "inductor" else None
-    return torch.compile(_own_copy(kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
+    return torch.compile(_own_copy(run, kind, recompute), dynamic=True, fullgraph=True, backend=backend, options=options)
 
 
 @functools.cache
-def _own_copy(kind: LayerKind, recompute: Recompute) -> RunLayer:
+def _own_copy(run: RunLayer, kind: LayerKind, recompute: Recompute) -> RunLayer:
     """A copy of the function for each kind of layer, because the compiler's cache is keyed by a function's code object."""
-    run = function_of(kind)
     assert isinstance(run, FunctionType)
     return FunctionType(run.__code__.replace(), run.__globals__, run.__name__, run.__defaults__)
 

@@ -20,12 +20,13 @@ from kilolayer.layers.routing import Routing
 from kilolayer.layers.scale import LayerConstant, factor_of
 from kilolayer.layers.stream import Pair
 from kilolayer.layers.sublayer import DropPath, Sublayer, add_scaled
-from kilolayer.moe.layer import SparseFeedForward
+from kilolayer.moe.layer import Answered, Routed, SparseFeedForward
 from kilolayer.speed.fast_attention import cross_attention, self_attention
 from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.fast_feedforward import feedforward, run_experts
 from kilolayer.speed.operators.fused_norm import can_fuse_residual_norm, residual_norm
 from kilolayer.speed.product import dropout_of, is_kernel_norm, normalize, project
+from kilolayer.speed.shared_experts import ask_processes
 from kilolayer.speed.state import State
 
 DRAWS = 2
@@ -40,12 +41,17 @@ def run_layer(
     following: the first norm of the next layer, applied by the kernel that writes the state. seeds: int64 [sublayers, DRAWS],
     from which dropout is drawn; None without dropout.
     """
-    sublayers, routing = block.sublayers(), None
-    norms = [opening_norm(sublayer) for sublayer in sublayers[1:]] + [following]
-    for index, sublayer in enumerate(sublayers):
+    x = run_attention(block, x, context, cache, seeds)
+    return run_sublayer(block.feedforward, x, context, cache, following, None if seeds is None else seeds[-1])
+
+
+def run_attention(block: Block, x: State, context: FastContext, cache: KeyCache | None, seeds: Tensor | None) -> State:
+    """The first part of `run_layer`: all sublayers below the feed-forward network."""
+    sublayers = block.sublayers()
+    for index, sublayer in enumerate(sublayers[:-1]):
         own = None if seeds is None else seeds[index]
-        x, routing = run_sublayer(sublayer, x, context, cache, norms[index], own)
-    return x, routing
+        x, _ = run_sublayer(sublayer, x, context, cache, opening_norm(sublayers[index + 1]), own)
+    return x
 
 
 def first_state(block: Block, x: Tensor, dtype: torch.dtype, following: nn.Module | None) -> State:
@@ -81,30 +87,62 @@ def run_sublayer(
 
     heads: the input of attention's output projection, if it has been computed. samples: `drop_path_factors`, if drawn before.
     """
-    f, routing, norm = sublayer.f, None, _norm_of_sum(sublayer, following)
-    inside, on_branch = (None, None) if seeds is None else (seeds[0], seeds[1])
-    shift: Tensor | None = None
+    f = sublayer.f
     if isinstance(f, SparseFeedForward):
-        fused = _is_fused(sublayer, x.precise, f.experts.dtype, norm)
-        read = sublayer.in_scale(sublayer.pre_norm(x.precise))
-        y, routing = f.dispatch(read, context.real, lambda rows, groups: run_experts(f.experts, rows, groups, inside))
-    else:
-        assert isinstance(f, SelfAttention | CrossAttention | FeedForward)
-        fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, norm)
-        biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
-        shift = None if biased else f.output.bias
-        if heads is None:
-            y = _run_function(f, read_state(sublayer, x), context, cache, inside, biased=biased)
+        routed, seed = route(sublayer, x, context), None if seeds is None else seeds[0]
+        if f.group is None:
+            answered = f.ask(routed, lambda rows, groups: run_experts(f.experts, rows, groups, seed))
         else:
-            y = project(f.output, heads, biased=biased)
+            answered = ask_processes(f, routed, seed)
+        return finish_experts(sublayer, x, routed, answered, following, seeds)
+    assert isinstance(f, SelfAttention | CrossAttention | FeedForward)
+    fused = _is_fused(sublayer, x.precise, f.output.weight.dtype, _norm_of_sum(sublayer, following))
+    biased = not fused or not isinstance(sublayer.post_norm, nn.Identity)
+    if heads is None:
+        y = _run_function(f, read_state(sublayer, x), context, cache, None if seeds is None else seeds[0], biased=biased)
+    else:
+        y = project(f.output, heads, biased=biased)
+    return _finish(sublayer, x, y, None if biased else f.output.bias, following, seeds, samples, fused=fused), None
+
+
+def route(sublayer: Sublayer, x: State, context: FastContext) -> Routed:
+    """The first part of a sublayer with experts: its input, sorted by expert."""
+    assert isinstance(sublayer.f, SparseFeedForward)
+    return sublayer.f.route(sublayer.in_scale(sublayer.pre_norm(x.precise)), context.real)
+
+
+def finish_experts(
+    sublayer: Sublayer, x: State, routed: Routed, answered: Answered, following: nn.Module | None, seeds: Tensor | None
+) -> tuple[State, Routing]:
+    """The last part of a sublayer with experts: what they have computed, joined with the residual x."""
+    f = sublayer.f
+    assert isinstance(f, SparseFeedForward)
+    y, routing = f.combine(routed, answered)
+    fused = _is_fused(sublayer, x.precise, f.experts.dtype, _norm_of_sum(sublayer, following))
+    return _finish(sublayer, x, y.view(x.precise.shape), None, following, seeds, None, fused=fused), routing
+
+
+def _finish(
+    sublayer: Sublayer,
+    x: State,
+    y: Tensor,
+    shift: Tensor | None,
+    following: nn.Module | None,
+    seeds: Tensor | None,
+    samples: Tensor | None,
+    *,
+    fused: bool,
+) -> State:
+    """The output of f, normalized and added to the residual. shift: as in `_join`; samples: as in `run_sublayer`."""
     y = normalize(sublayer.post_norm, y)
     if not fused:
         y = sublayer.dropout(y)
         y = sublayer.drop_path(y) if samples is None else y * samples[:, None, None].to(y.dtype)
-        return _add(sublayer, x, sublayer.branch(y)), routing
+        return _add(sublayer, x, sublayer.branch(y))
     samples = drop_path_factors(sublayer, x.precise.shape[0]) if samples is None else samples
-    state = _join(sublayer, x.precise, y, shift, norm, on_branch, samples, keeps_sum=norm is following)
-    return State(state.precise, state.rounded, state.normed, x.second), routing
+    norm, seed = _norm_of_sum(sublayer, following), None if seeds is None else seeds[1]
+    state = _join(sublayer, x.precise, y, shift, norm, seed, samples, keeps_sum=norm is following)
+    return State(state.precise, state.rounded, state.normed, x.second)
 
 
 def _add(sublayer: Sublayer, x: State, branch: Tensor) -> State:

@@ -18,11 +18,12 @@ from kilolayer.layers.norms.base import Norm
 from kilolayer.layers.routing import Routing
 from kilolayer.layers.stack import Stack, StackOutput
 from kilolayer.layers.stream import Latest
-from kilolayer.models.sharded import is_shard, is_unit, plain_class
+from kilolayer.models.sharded import call_as, is_shard, is_unit, plain_class
 from kilolayer.speed.compiler import (
     LayerKind,
     Recompute,
     RunLayer,
+    compile_in_parts,
     compile_layer,
     compiler_settings,
     function_of,
@@ -35,6 +36,7 @@ from kilolayer.speed.fast_multiway import Following, Ways, first_state_of, mode_
 from kilolayer.speed.inspection import LAYERS, Inspection, global_hook
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.operators.short_attention import can_run_short_attention
+from kilolayer.speed.shared_experts import shares_experts
 from kilolayer.speed.state import State
 
 logger = logging.getLogger(__name__)
@@ -61,13 +63,17 @@ class FastStack(Stack):
         return fast
 
     def compile(self, backend: str = "inductor") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Compile the layers for training, once per kind of layer and for all batch shapes, with the current `recompute`.
-
-        Layers that share experts with other processes are not compiled, because their shapes depend on data.
-        """
-        kinds = {kind_of(block) for block in self.layers() if _has_fixed_shapes(block)}
+        """Compile the layers for training, once per kind of layer and for all batch shapes, with the current `recompute`."""
+        kinds = {kind_of(block) for block in self.layers() if plain_class(block) in LAYERS}
         kinds |= {(Block, False)} if self.split is not None else set()  # for sequences of one modality
-        self.compiled = {kind: compile_layer(kind, self.recompute, backend) for kind in kinds}
+        shared = {kind_of(block) for block in self.layers() if shares_experts(block)}
+        of_shards = is_unit(self.blocks[0])
+        self.compiled = {
+            kind: compile_in_parts(kind, self.recompute, backend, of_shards=of_shards)
+            if kind in shared
+            else compile_layer(kind, self.recompute, backend)
+            for kind in kinds
+        }
 
     def prepare_inputs(self, inputs: Sequences, memory: Sequences | None, cache: Cache | None) -> tuple[Tensor, FastContext]:
         x, context = super().prepare_inputs(inputs, memory, cache)
@@ -205,11 +211,7 @@ def _run_gathered(run: RunLayer, layer: nn.Module, block: Block | Ways, x: State
     def forward(x: State) -> tuple[State, Routing | None]:
         return run(block, x._replace(rounded=x.precise) if twice else x, *inputs)
 
-    vars(layer)["forward"] = forward
-    try:
-        return layer(x._replace(rounded=None) if twice else x)
-    finally:
-        del vars(layer)["forward"]
+    return call_as(layer, forward, x._replace(rounded=None) if twice else x)
 
 
 def _run_plain(
@@ -218,8 +220,3 @@ def _run_plain(
     """As `run_layer`, but with the plain module."""
     states, routing = block(x.unwrapped, context, cache)
     return State.of(states), routing
-
-
-def _has_fixed_shapes(block: Block) -> bool:
-    """Whether the layer is one of ours and its shapes depend only on its input's; not so if processes share its experts."""
-    return plain_class(block) in LAYERS and getattr(getattr(block.feedforward, "f", None), "group", None) is None

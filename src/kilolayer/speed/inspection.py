@@ -20,6 +20,7 @@ from kilolayer.models.sharded import HOME, is_unit, plain_class
 from kilolayer.moe.experts import ExpertNorm, ExpertProjection, Experts, Unnormed
 from kilolayer.moe.layer import SparseFeedForward
 from kilolayer.moe.router import Router
+from kilolayer.speed.shared_experts import shares_experts
 
 LAYERS: set[type[nn.Module]] = {Block, CrossBlock, MultiwayBlock}
 PARTS: set[type[nn.Module]] = LAYERS | {
@@ -36,9 +37,10 @@ class Inspection:
     def __init__(self, layer: nn.Module) -> None:
         modules = dict(layer.named_modules())
         self.layer = layer
-        self.names = [f"{plain_class(layer).__name__}{'.' * bool(name)}{name}" for name in modules for _ in range(4)]
-        self.hooks = [hooks for module in modules.values() for hooks in _hooks(module)]
-        self.is_gathered = is_unit(layer)
+        units_first = sorted(modules, key=lambda name: not is_unit(modules[name]))
+        self.names = [f"{plain_class(layer).__name__}{'.' * bool(name)}{name}" for name in units_first for _ in range(4)]
+        self.hooks = [hooks for name in units_first for hooks in _hooks(modules[name])]
+        self.hooks_of_units = 4 * sum(map(is_unit, modules.values()))
         self.children = [(module._modules, tuple(module._modules.values())) for module in modules.values() if module._modules]
         self.attributes = [vars(module) for module in modules.values()]
         self.replaced = sum("forward" in attributes for attributes in self.attributes)
@@ -55,8 +57,7 @@ class Inspection:
         """Why the layer must run as a plain module; None if its fast form may be used."""
         if self.foreign is not None:
             return self.foreign
-        own = 4 if self.is_gathered else 0  # the first four are those of the layer itself
-        if not any(self.hooks[own:]) and all(map(_gathers, self.hooks[:own])):
+        if not any(self.hooks[self.hooks_of_units :]) and all(map(_gathers, self.hooks[: self.hooks_of_units])):
             return None
         found = (name for name, hooks in zip(self.names, self.hooks, strict=True) if hooks and not _gathers(hooks))
         return f"a hook is registered on {next(found)}"
@@ -91,17 +92,18 @@ def _hooks(module: nn.Module) -> tuple[dict, ...]:
     return (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
 
 
-def is_known_part(module: nn.Module) -> bool:
-    """Whether a module inside a layer is one that the fast form computes, or a norm or router, which it may call."""
-    return type(module) in PARTS or isinstance(module, Norm | Router)
+def is_known_part(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class inside a layer are computed by the fast form, or are norms or routers, which it may call."""
+    return kind in PARTS or issubclass(kind, Norm | Router)
 
 
 def _foreign_part(layer: nn.Module, modules: dict[str, nn.Module]) -> str | None:
+    shared = isinstance(layer, Block) and shares_experts(layer)
     for name, module in modules.items():
         kind = plain_class(module)
-        if name and is_unit(module):
+        if name and is_unit(module) and not (shared and issubclass(kind, Experts | ExpertNorm)):
             return f"{name} is gathered by itself"
-        if not (is_known_part(module) if name else kind in LAYERS):
+        if not (is_known_part(kind) if name else kind in LAYERS):
             return f"{name or 'a layer'} is a {kind.__name__}"
         if "forward" in vars(module):
             return f"the forward of {name or 'a layer'} was replaced"

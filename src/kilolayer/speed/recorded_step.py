@@ -53,7 +53,7 @@ def _pool(model: nn.Module, device: torch.device) -> GraphPool | None:
     if device.type != "cuda":
         return None
     if expert_group(model) is not None:
-        logger.warning("steps run in eager mode, because several processes share the experts")
+        logger.warning("steps are not recorded, because several processes share the experts")
         return None
     torch.cuda.empty_cache()  # memory freed after building the model belongs to another stream, and no step could reuse it
     return GraphPool(device)

@@ -37,7 +37,7 @@ def _compile(form: Trainable, say: Callable[[str], None]) -> bool:
         say(text)
     compile_layers(form)
     if expert_group(form) is not None:
-        say("layers with experts run in eager mode, because several processes share the experts")
+        say("steps are compiled, but not recorded, because several processes share the experts")
         return False
     torch.cuda.empty_cache()  # memory freed after building the model belongs to another stream, and no step could reuse it
     return True

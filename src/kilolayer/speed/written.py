@@ -118,7 +118,7 @@ def _is_known_sublayer(sublayer: Sublayer) -> bool:
     scaled_before_norm = isinstance(sublayer.f, Attention) and not (
         _is_absent(sublayer.f.head_scale) or _is_absent(sublayer.f.inner_norm)
     )
-    ours = all(is_known_part(module) for module in sublayer.modules() if module is not sublayer)
+    ours = all(is_known_part(type(module)) for module in sublayer.modules() if module is not sublayer)
     return ours and parts | {"branch"} == SUBLAYER_PARTS and function == PARTS.get(type(sublayer.f)) and not scaled_before_norm
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EVERY = 1000
 """Default number of steps between validations, and between checkpoints."""
 Schedule = Literal["inverse_sqrt", "cosine", "linear", "warmup_stable_decay", "constant"]
+Shard = Literal["none", "full", "hybrid"]
 
 
 OF_RULES = ("beta1", "beta2", "eps", "weight_decay")
@@ -100,7 +101,7 @@ class TrainConfig:
     recompute: Literal["none", "selective", "layer"] = "none"
     """What the backward pass recomputes to save memory (activation checkpointing): nothing, cheap operations, or each layer
     from its input."""
-    shard: Literal["none", "full", "hybrid"] = "none"
+    shard: Shard = "none"
     """What several processes share: nothing, so that each holds the whole model and its optimizer; full: each holds some rows
     of every matrix, of its gradient and of its moments (FSDP2); hybrid: full within each machine, and machines have copies."""
     shard_unit: int = bounded(1, least=1, most=10**6)

@@ -32,8 +32,9 @@ from kilolayer.moe.layer import expert_parameters, idle_parameters
 from kilolayer.moe.shard import expert_group, shard_experts
 from kilolayer.parallel.processes import Processes
 from kilolayer.runs.checkpoint import Part
-from kilolayer.runs.division import Shard, check_processes
+from kilolayer.runs.division import check_processes
 from kilolayer.runs.run import check_fit
+from kilolayer.tasks.train_config import Shard
 from kilolayer.terminal import counted
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from kilolayer.errors import InputError
-from kilolayer.files.saved_tensors import outline_of
+from kilolayer.files.saved_tensors import SelectedTensors, outline_of
 from kilolayer.files.tensors import check_alike
 from kilolayer.models.calibrate import TOKENS, joined
 from kilolayer.models.model import Model
-from kilolayer.models.regrid import regridded
+from kilolayer.models.regrid import REGRIDDED, regridded
 from kilolayer.moe.layer import freeze_experts
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.parallel.processes import Processes
@@ -173,8 +173,13 @@ class Trainer:
             self.calibrate()
             return
         start, own = open_origin(Path(self.config.start_from)), self.model.state_dict()
-        weights = regridded(start.weights(self.task.vocabulary, own), start.model, self.model.config)
-        self.placement.load(self.task.adopt(weights, own), start.folder)
+
+        def adopt(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+            return self.task.adopt(regridded(weights, start.model, self.model.config), own)
+
+        saved = None if self.placement.mesh is None else start.saved(self.task.vocabulary)
+        weights = None if saved is None else SelectedTensors.converted(saved, adopt, REGRIDDED)
+        self.placement.load(adopt(start.weights(self.task.vocabulary, own)) if weights is None else weights, start.folder)
 
     def state(self) -> Checkpoint:
         """What this process saves of everything that a resumed run needs to continue as if it had not stopped."""

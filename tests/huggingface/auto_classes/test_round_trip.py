@@ -20,7 +20,7 @@ from transformers import (
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
 from kilolayer.huggingface.auto_classes import KilolayerConfig, KilolayerForCausalLM, KilolayerForMaskedLM
-from kilolayer.parallel.group import ExpertGroup
+from kilolayer.parallel.peers import Peers
 from tests.huggingface.auto_classes.small_models import SOURCE, TARGET, bare_model, inputs_of, logits_of, wrapped
 
 AUTO: dict[str, Any] = {
@@ -168,7 +168,7 @@ def test_a_part_of_the_experts_is_refused() -> None:
     model = bare_model("decoder", moe=SPARSE)
     for block in model.decoder.blocks:
         if hasattr(block.feedforward.f, "group"):
-            block.feedforward.f.group = ExpertGroup.__new__(ExpertGroup)
+            block.feedforward.f.group = Peers.__new__(Peers)
     with pytest.raises(InputError, match="only its own part of the experts"):
         wrapped(model)
 

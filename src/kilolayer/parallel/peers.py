@@ -1,4 +1,4 @@
-"""A group of processes among which a model is divided: its experts, or its matrices."""
+"""Processes that exchange tensors: those of a run, or those among which its experts or its matrices are divided."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from kilolayer.terminal import counted
 
 
 @dataclass(frozen=True)
-class ExpertGroup:
-    """Processes that share experts or matrices: each holds a part of them, and processes its own tokens."""
+class Peers:
+    """Processes that call collective operations together, as this one of them sees them.
+
+    processes: torch's group of them. rank: the number of this one among them, from 0. size: how many they are.
+    """
 
     processes: dist.ProcessGroup
     rank: int
     size: int
 
     @classmethod
-    def of(cls, processes: dist.ProcessGroup | None) -> ExpertGroup:
+    def of(cls, processes: dist.ProcessGroup | None) -> Peers:
         """From a process group that this process belongs to; None is the group of all processes."""
         if not dist.is_available() or not dist.is_initialized():
             raise InputError(
