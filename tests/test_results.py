@@ -83,4 +83,4 @@ def test_the_readmes_constant_is_the_recipes() -> None:
 
 def test_the_levels_of_fading_stacks_are_those_of_the_runs() -> None:
     table = dead_table()
-    assert [(level.share, level.seen, level.recovered) for level in LEVELS] == table["levels"](table["runs"])
+    assert [(level.share, level.seen, level.recovered, level.learned) for level in LEVELS] == table["levels"](table["runs"])

@@ -143,11 +143,11 @@ def low_at(run: Run, share: float, until: float) -> bool:
     return any(reached < share and step <= until * run["steps"] for own in run["stacks"].values() for step, reached in own)
 
 
-def levels(runs: Sequence[Run]) -> list[tuple[float, int, int]]:
-    """For each of LEVELS: its share, the runs seen below it, and how many of these had no dead stack at the end."""
+def levels(runs: Sequence[Run]) -> list[tuple[float, int, int, int]]:
+    """For each of LEVELS: its share, the runs seen below it, and how many of these had no dead stack at the end, and live."""
     ended = [run for run in runs if run["label"] != "diverged"]
     seen = {level.share: [run for run in ended if low_at(run, level.share, 1 - SHARE)] for level in LEVELS}
-    return [(share, len(own), sum(not run["dead"] for run in own)) for share, own in seen.items()]
+    return [(share, len(own), sum(not run["dead"] for run in own), len(living(own))) for share, own in seen.items()]
 
 
 def bound(count: int) -> float:
@@ -191,9 +191,9 @@ def markdown(runs: Sequence[Run]) -> str:
         f"| dead | {len(dead)} | {found}, {early} of them in the first half of the run |",
         f"| dead, and never below 1e-4 in the first half | {len(late)} | |",
         "",
-        "| a stack was seen below | runs of both sets | recovered |",
-        "|---|---|---|",
-        *(f"| {share:g} | {seen} | {recovered} |" for share, seen, recovered in levels(runs)),
+        "| a stack was seen below | runs of both sets | not dead at the end | living |",
+        "|---|---|---|---|",
+        *(f"| {share:g} | {seen} | {recovered} | {learned} |" for share, seen, recovered, learned in levels(runs)),
         "",
         f"Of {len(RULES)} rules, the best ten on the runs for fitting (none calls a living run of them), and some simple ones:",
         "living runs called dying, dead ones, and dead ones in the first half of the run.",

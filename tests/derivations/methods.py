@@ -242,5 +242,5 @@ def dying_stacks(_: Data, __: Data, ___: Data) -> Pieces:
     ]
     wrong, _, early = table["errors"](test, ((0.05, 3e-4),))
     yield f"less than 3e-4 over 5% of the steps would find {early} in the first half, and end {word(wrong)} that live"
-    for level, seen, recovered in table["levels"](runs):
-        yield row(as_fraction(level), str(seen), str(recovered))
+    for level, *counts in table["levels"](runs):
+        yield row(as_fraction(level), *map(str, counts))

@@ -114,7 +114,9 @@ def test_levels_and_fractions_in_words() -> None:
     assert level_of(0.5) is None
     assert [level_of(share) for share in (9e-3, 9e-4, 9e-5)] == list(LEVELS)
     assert [as_fraction(share) for share in (0.5, 0.0033, 5.9e-4, 0.0)] == ["0.5", "1/300", "1/1,700", "none"]
-    assert LEVELS[0].text.startswith(f"Of {LEVELS[0].seen} runs that were seen below 1/100, {LEVELS[0].recovered} recovered")
+    assert LEVELS[0].text.startswith(
+        f"Of {LEVELS[0].seen} runs that were seen below 1/100, {LEVELS[0].recovered} recovered, and "
+    )
 
 
 def test_the_first_layers_are_a_tenth_and_at_least_one() -> None:

@@ -16,6 +16,7 @@ from kilolayer.evaluate.stack_label import LEVELS, DeadStack
 from kilolayer.probe.diagnosis import Measurements, Settings, measure
 from kilolayer.probe.diagnosis_page import render_diagnosis, stacks_table
 from kilolayer.probe.gradients import measure_gradients
+from kilolayer.probe.record import DEAD_ENCODERS, FADED, RECORDS, UNREAD
 from kilolayer.probe.verdict import judge
 
 SLOW = Settings(lr=1e-4, warmup_steps=4000)
@@ -60,35 +61,49 @@ def test_a_deep_deepnorm_is_healthy() -> None:
 def test_a_healthy_one_is_said_to_be(well: Measurements) -> None:
     assert judge(well).healthy
     assert judge(well).verdict()[0].startswith("Healthy: the gradient of the encoder's first layers is ")
+    assert judge(well).verdict()[0].endswith(RECORDS["start"]["none"].sentence("began without a finding"))
+    trained = replace(well, settings=replace(SLOW, step=SLOW.steps))
+    assert judge(trained).verdict()[0].endswith("of itself.")
 
 
 def with_gradients(found: Measurements, **layers: tuple[float, ...]) -> Measurements:
     return replace(found, gradients=replace(found.gradients, layers=layers))
 
 
-FADED = {"encoder": (1e-6, 5e-6, 1e-4, 6e-3), "decoder": (0.08, 0.07, 0.1, 0.12)}
+LOW = {"encoder": (1e-6, 5e-6, 1e-4, 6e-3), "decoder": (0.08, 0.07, 0.1, 0.12)}
 ENCODER = DeadStack("encoder", reached=1e-6, moved=0.3)
 
 
 def test_a_gradient_that_has_faded_before_the_end_of_a_run_is_a_forecast(well: Measurements) -> None:
     trained = replace(well, settings=replace(SLOW, step=700))
-    (finding,) = judge(with_gradients(trained, **FADED)).findings
+    (finding,) = judge(with_gradients(trained, **LOW)).findings
     assert (finding.kind, finding.where) == ("fading", "encoder")
     assert finding.text.startswith("The gradient of the encoder's first layers is 1/120,000 of the largest layer's")
-    assert finding.text.endswith(LEVELS[-1].text)
+    seen = FADED[0.1][LEVELS[-1].share].sentence("were below 1/10,000 after 10% of their steps")
+    assert finding.text.endswith(f"of 1.2e-01). {seen}")
     assert kinds(with_gradients(trained, encoder=(0.06, 0.05, 0.04, 0.06), decoder=(0.1, 0.1, 0.1, 0.1))) == []
     ended = replace(trained, settings=replace(SLOW, step=SLOW.steps))
-    assert kinds(with_gradients(ended, **FADED)) == []  # the label of the whole last tenth decides
+    assert kinds(with_gradients(ended, **LOW)) == []  # the label of the whole last tenth decides
 
 
 def test_an_encoder_that_is_dead_at_the_end_of_its_run_is_named(well: Measurements) -> None:
-    found = judge(with_gradients(replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(ENCODER,)), **FADED))
+    found = judge(with_gradients(replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(ENCODER,)), **LOW))
     said = (
         "The encoder is dead: over the last tenth of the steps, the gradient of its first layers was 1/1,000,000 of the largest"
     )
     assert found.verdict()[0].startswith(said)
-    assert "does not read the source" in found.verdict()[0]
+    assert found.verdict()[0].endswith(
+        f"Of {DEAD_ENCODERS} translators with a dead encoder, {UNREAD} did not read their source."
+    )
     assert found.options() == ['train={"lr": 2.5e-5}', 'train={"warmup_steps": 16000}', 'train={"eps": 1e-4}']
+
+
+@pytest.mark.parametrize(
+    ("gain", "said"), [(0.33, "largest layer's."), (0.012, "lowers the loss by only 0.012 nats per token.")]
+)
+def test_a_dead_encoder_whose_source_is_read_is_not_said_to_be_useless(well: Measurements, gain: float, said: str) -> None:
+    ended = replace(well, settings=replace(SLOW, step=SLOW.steps), dead=(ENCODER,), source_gain=gain)
+    assert judge(ended).verdict()[0].endswith(said)
 
 
 def test_a_source_that_is_not_read_is_named_unless_its_encoder_is_dead_anyway(well: Measurements) -> None:
@@ -139,6 +154,7 @@ def test_a_stack_whose_gradient_eps_hides_is_not_advised_to_raise_it(well: Measu
     ("norms", "kind"),
     [
         ((0.02, 0.5, 0.9, 1.0), "vanishing gradient"),
+        ((0.15, 0.5, 0.9, 1.0), "vanishing gradient"),
         ((1.0, 0.1, 0.05, 0.005), "exploding gradient"),
         ((0.3, 1.0, 1.0, 0.3), None),
     ],
@@ -230,7 +246,7 @@ def test_layers_with_parts_of_a_users_own_do_not_count(well: Measurements) -> No
     unknown = math.nan
     dead, narrow = {"decoder": (unknown, 0.8, 0.1)}, {"decoder": {"self_attention": (unknown, unknown, 0.5, 0.01, 0.02)}}
     idle, attention = reversed(judge(replace(well, dead_units=dead, entropy=narrow)).findings)
-    assert idle.text == "Most ReLUs are dead in 1 of 2 layers of the decoder: 80% in layer 2."
+    assert idle.text.startswith("Most ReLUs are dead in 1 of 2 layers of the decoder: 80% in layer 2. ")
     assert "in 2 of 3 layers" in attention.text
     assert (idle.value, attention.value) == (0.8, 0.01)
 

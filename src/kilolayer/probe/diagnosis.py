@@ -21,6 +21,7 @@ from kilolayer.probe.hooks import ByKind, ByLayer, compute, forward_hooks
 from kilolayer.probe.norm_inputs import norm_inputs
 from kilolayer.probe.propagation import Loss
 from kilolayer.probe.rank import StateRank, state_rank
+from kilolayer.probe.record import RECORDS
 from kilolayer.probe.residual import residual_sizes
 from kilolayer.probe.updates import UpdateSizes, update_sizes
 
@@ -173,6 +174,8 @@ def _healthy_summary(measured: Measurements) -> str:
     ]
     step = measured.updates
     moved = f"one step of Adam at {step.adam_lr:g} moves the output by {step.adam_all:.2g} of itself."
+    if not measured.settings.step:
+        moved += f" {RECORDS['start']['none'].sentence('began without a finding')}"
     if measured.output_at_zero:
         said.append("the output table is 0, so that the layers receive a gradient only from the second step on")
     return f"{', '.join(said)}; {moved}" if said else moved

@@ -1,0 +1,82 @@
+"""What became of runs on which a rule of the diagnosis fired: how often it is right, and how often it is wrong.
+
+The numbers are those of benchmarks/diagnose/errors.json: small models whose end is known. Failed is a run that diverged, has a
+dead stack or did not read its source at its end. A run that neither failed nor learned made no progress; most such were slow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Moment = Literal["start", "half", "end"]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Runs that were seen in a state, how many of these failed, and how many learned."""
+
+    runs: int
+    failed: int
+    learned: int
+
+    def sentence(self, did: str) -> str:
+        """In words; did: what is said of the runs."""
+        return f"Of {self.runs} runs that {did}, {self.failed} failed and {self.learned} learned."
+
+
+RECORDS: dict[Moment, dict[str, Record]] = {
+    "start": {
+        "all": Record(676, 147, 432),
+        "vanishing gradient": Record(18, 16, 2),
+        "exploding gradient": Record(0, 0, 0),
+        "eps": Record(0, 0, 0),
+        "collapsed states": Record(38, 31, 2),
+        "residual growth": Record(0, 0, 0),
+        "narrow attention": Record(0, 0, 0),
+        "dead ReLUs": Record(8, 8, 0),
+        "none": Record(638, 116, 430),
+    },
+    "half": {
+        "all": Record(43, 13, 20),
+        "eps": Record(2, 2, 0),
+        "collapsed states": Record(22, 12, 1),
+        "residual growth": Record(2, 2, 0),
+        "narrow attention": Record(1, 1, 0),
+        "dead ReLUs": Record(23, 13, 1),
+    },
+    "end": {
+        "all": Record(43, 13, 20),
+        "eps": Record(2, 2, 0),
+        "collapsed states": Record(20, 11, 0),
+        "residual growth": Record(2, 2, 0),
+        "narrow attention": Record(2, 2, 0),
+        "dead ReLUs": Record(22, 12, 1),
+    },
+}
+"""By finding; "all": of all runs that were measured; "none": of those without a finding."""
+DID: dict[Moment, str] = {"start": "began so", "half": "were so after half of their steps", "end": "ended so"}
+FADED: dict[float, dict[float, Record]] = {
+    0.1: {1e-2: Record(66, 41, 25), 1e-3: Record(33, 22, 11), 1e-4: Record(11, 11, 0)},
+    0.25: {1e-2: Record(129, 97, 17), 1e-3: Record(70, 68, 0), 1e-4: Record(31, 31, 0)},
+    0.5: {1e-2: Record(133, 110, 2), 1e-3: Record(104, 95, 0), 1e-4: Record(78, 78, 0)},
+    0.75: {1e-2: Record(134, 108, 2), 1e-3: Record(106, 95, 1), 1e-4: Record(88, 86, 1)},
+}
+"""By part of the run's steps: the runs whose first layers got less than a share of the largest layer's gradient there."""
+DEAD_ENCODERS, UNREAD = 55, 49
+"""Translators with a dead encoder, and how many of these did not read their source."""
+
+
+def record_of(kind: str, step: int, steps: int) -> str:
+    """The record of a finding at a step of a run, in a sentence: that of the measured moment to which the step is nearest."""
+    moment: Moment = "start" if not step else "half" if step < 0.75 * steps else "end"
+    own = RECORDS[moment][kind]
+    if not own.runs:
+        return f"None of {RECORDS[moment]['all'].runs} measured runs {DID[moment]}: what becomes of it is not known."
+    return own.sentence(DID[moment])
+
+
+def faded(step: int, steps: int, share: float) -> tuple[float, Record]:
+    """The part of a run that this step is nearest to, and the record of the runs that were below a share of LEVELS there."""
+    part = min(FADED, key=lambda part: abs(part - step / steps))
+    return part, FADED[part][share]
