@@ -21,7 +21,8 @@ from kilolayer.training.loop import train
 from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_runs import last_checkpoint, new_run, new_text_run, task_of
 from tests.training import shared_runs
-from tests.training.test_processes import ROUTED, SMOOTH, assert_alike, on
+from tests.training.shared_runs import on
+from tests.training.test_processes import ROUTED, SMOOTH, assert_alike
 from tests.training.test_shards import pair
 
 FULL = {"shard": "full"}
