@@ -18,12 +18,16 @@ Item = TypeVar("Item")
 class Registry(dict[str, Item], Generic[Item]):
     """Things of one kind by their names.
 
-    kind: what they are called in errors, such as "recipe". path: the path of one in the source, `module:Class`. rename: how to
+    kind: what they are called in errors, such as "recipe". path: gives the path of one, `module:Class`. rename: how to
     give one another name. modules: those of which each registers the item of its name, imported when that is asked for.
     """
 
     def __init__(
-        self, kind: str, path: Callable[[Any], str], rename: str = "", modules: Mapping[str, str] | None = None
+        self,
+        kind: str,
+        path: Callable[[Any], str] = lambda cls: f"{cls.__module__}:{cls.__qualname__}",
+        rename: str = "",
+        modules: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__()
         self.kind, self.path, self.rename, self.modules = kind, path, rename, dict(modules or {})

@@ -48,3 +48,9 @@ FORMS: dict[str, Form] = {
 }
 QUICK = ("translation", "language model of bytes")
 """Those that every attack of the quick tests meets; the others meet it in the slow ones."""
+
+
+def assert_same(run: Path, undisturbed: Path, form: str) -> None:
+    """What the test part of a run leaves is that of an undisturbed one."""
+    for name in FORMS[form].results:
+        assert (run / name).read_bytes() == (undisturbed / name).read_bytes(), name

@@ -13,7 +13,7 @@ import pytest
 
 from kilolayer.runs import checkpoint
 from tests.faults.children import NOBODY, run
-from tests.faults.run_forms import FORMS, QUICK
+from tests.faults.run_forms import FORMS, QUICK, assert_same
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
 ROOT = os.geteuid() == 0
@@ -60,11 +60,6 @@ def disk(tmp_path: Path) -> Iterator[Callable[[int], Disk]]:
 
 def kilobytes_of(folder: Path) -> int:
     return int(subprocess.run(["du", "-sk", str(folder)], check=True, capture_output=True).stdout.split()[0])
-
-
-def assert_same(folder: Path, undisturbed: Path, form: str) -> None:
-    for name in FORMS[form].results:
-        assert (folder / name).read_bytes() == (undisturbed / name).read_bytes(), name
 
 
 OFTEN = {"train": {"save_every": 1, "keep": 6}}

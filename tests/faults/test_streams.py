@@ -14,14 +14,9 @@ from typing import Any
 import pytest
 
 from tests.faults.children import ended, run, start
-from tests.faults.run_forms import FORMS, QUICK
+from tests.faults.run_forms import FORMS, QUICK, assert_same
 
 FORM = [form if form == QUICK[0] else pytest.param(form, marks=pytest.mark.slow) for form in FORMS]
-
-
-def assert_same(run: Path, undisturbed: Path, form: str) -> None:
-    for name in FORMS[form].results:
-        assert (run / name).read_bytes() == (undisturbed / name).read_bytes(), name
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import kilolayer as kl
 from kilolayer.models.options import ModelOptions
 
 
-@pytest.mark.parametrize("model", [kl.Encoder, kl.Decoder, kl.EncoderDecoder])
+@pytest.mark.parametrize("model", [kl.Encoder, kl.ImageEncoder, kl.Decoder, kl.EncoderDecoder])
 def test_shared_options_have_the_types_of_the_configuration(model: type) -> None:
     types = {field.name: field.type for field in dataclasses.fields(kl.ModelConfig)}
     shown = inspect.signature(model).parameters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,6 @@ from tests.parallel import own_loops
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    """Two processes of their own: DDP and FSDP2 take all that there are."""
-    processes = ProcessPool(tmp_path_factory.mktemp("pair"), sizes=(2,))
-    yield processes
-    processes.stop()
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])

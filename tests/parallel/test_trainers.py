@@ -24,14 +24,6 @@ SAVED = {
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessPool]:
-    """Two processes of their own: accelerate takes all that there are."""
-    processes = ProcessPool(tmp_path_factory.mktemp("pair"), sizes=(2,))
-    yield processes
-    processes.stop()
-
-
-@pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
     """What one process saves, by page."""
     processes, folders = ProcessPool(tmp_path_factory.mktemp("one"), sizes=(1,)), dict[str, Path]()

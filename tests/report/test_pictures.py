@@ -16,8 +16,8 @@ import pytest
 from markupsafe import Markup
 
 from kilolayer.report.bars import bar_plot, grouped_bar_plot
-from kilolayer.report.contour import contour_plot
-from kilolayer.report.figure import Series, as_file
+from kilolayer.report.contour import contour_figure
+from kilolayer.report.figure import Series, as_file, to_svg
 from kilolayer.report.fit import Measured, fit_plot
 from kilolayer.report.layer_plots import layers_by_kind_plot
 
@@ -33,6 +33,11 @@ def root_of(svg: Markup | None) -> ElementTree.Element:
 
 def texts_of(svg: Markup | None) -> list[str]:
     return [text for element in root_of(svg).iter("text") if (text := "".join(element.itertext()).strip())]
+
+
+def contour_plot(name: str, *values: Any, description: str, **options: Any) -> Markup | None:
+    figure = contour_figure(*values, **options)
+    return None if figure is None else to_svg(figure, name, description)
 
 
 def bowl() -> np.ndarray:

@@ -187,3 +187,12 @@ def read_a_share(group: dist.ProcessGroup, folder: Path, damaged: str) -> None:
     assert damaged in fault
     names = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")
     assert read == names[rank :: dist.get_world_size(group)]
+
+
+def same(a: Checkpoint, b: Checkpoint) -> bool:
+    """Whether two checkpoints hold the same, to the bit."""
+    pairs = [(a.model, b.model), (a.optimizer, b.optimizer)]
+    return (a.step, a.state) == (b.step, b.state) and all(
+        x.keys() == y.keys() and all(torch.equal(x[name], y[name]) and x[name].dtype == y[name].dtype for name in x)
+        for x, y in pairs
+    )

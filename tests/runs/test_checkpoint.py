@@ -28,6 +28,7 @@ from kilolayer.runs import checkpoint
 from kilolayer.runs.checkpoint import Checkpoint, CheckpointError
 from kilolayer.runs.retention import Inspector, prune
 from kilolayer.runs.saver import Saver
+from tests.runs.shared_checkpoints import same
 
 EVERY_FILE = (*checkpoint.FILES, "manifest.json")
 
@@ -59,14 +60,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def folder(saved: Path, tmp_path: Path) -> Path:
     """Three whole checkpoints."""
     return shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
-
-
-def same(a: Checkpoint, b: Checkpoint) -> bool:
-    pairs = [(a.model, b.model), (a.optimizer, b.optimizer)]
-    return (a.step, a.state) == (b.step, b.state) and all(
-        x.keys() == y.keys() and all(torch.equal(x[name], y[name]) and x[name].dtype == y[name].dtype for name in x)
-        for x, y in pairs
-    )
 
 
 def test_what_is_saved_is_loaded(folder: Path) -> None:

@@ -14,18 +14,10 @@ import torch
 from kilolayer.errors import InputError
 from kilolayer.files.tensors import load_tensors
 from kilolayer.runs import checkpoint
-from kilolayer.runs.checkpoint import Checkpoint, CheckpointError
+from kilolayer.runs.checkpoint import CheckpointError
 from tests.fixtures.process_pool import ProcessPool
 from tests.runs import shared_checkpoints
-from tests.runs.shared_checkpoints import whole
-
-
-def same(a: Checkpoint, b: Checkpoint) -> bool:
-    pairs = [(a.model, b.model), (a.optimizer, b.optimizer)]
-    return (a.step, a.state) == (b.step, b.state) and all(
-        x.keys() == y.keys() and all(torch.equal(x[name], y[name]) and x[name].dtype == y[name].dtype for name in x)
-        for x, y in pairs
-    )
+from tests.runs.shared_checkpoints import same, whole
 
 
 @pytest.fixture(scope="module")

@@ -16,21 +16,13 @@ import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import build, merge
 from kilolayer.data.corruptions import NAMES
-from kilolayer.data.drawn_images import drawn_images
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.image_labels import measure_images, wilson
 from kilolayer.models.build import build_model
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.regrid import regridded
-from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    drawn_images(folder, 16, {"train": 30, "valid": 12, "test": 12})
-    return folder
+from tests.fixtures.small_runs import prepared
 
 
 def table(images: Path, **sections: Any) -> dict[str, Any]:
@@ -49,7 +41,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def task_for(images: Path, **sections: Any) -> Any:
-    return prepare(build(RunConfig, table(images, **sections)), cache_folder())
+    return prepared(table(images, **sections))
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -16,18 +16,17 @@ from PIL import Image
 
 import kilolayer as kl
 from kilolayer.config import build, merge
-from kilolayer.data.drawn_images import drawn_images
 from kilolayer.data.image_batches import batch_of
 from kilolayer.data.images import normalized
 from kilolayer.errors import InputError, OptionError
 from kilolayer.models.build import build_model
 from kilolayer.report.record import read_record
-from kilolayer.runs.run import Run, cache_folder, prepare
+from kilolayer.runs.run import Run, cache_folder
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.masked_image.code_vocabulary import CodeVocabulary
 from kilolayer.tasks.masked_image.report import MaskedImageReport
 from kilolayer.tasks.task import digest_of
-from tests.fixtures.small_runs import new_run_of, stopped_and_resumed
+from tests.fixtures.small_runs import new_run_of, prepared, stopped_and_resumed
 
 TOKENIZER: dict[str, Any] = {
     "task": "image_tokenizer",
@@ -35,13 +34,6 @@ TOKENIZER: dict[str, Any] = {
     "train": {"steps": 4, "device": "cpu", "lr": 4e-3},
 }
 MAE = {"model": {"image": {"decoder": {"layers": 1, "dim": 16, "heads": 2}}}, "masking": {"kind": "random"}}
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    drawn_images(folder, 16, {"train": 30, "valid": 12, "test": 12})
-    return folder
 
 
 def sources(images: Path) -> dict[str, Any]:
@@ -69,7 +61,7 @@ def coded(images: Path, tokenizer: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 def task_for(folder: Path, **sections: Any) -> Any:
-    return prepare(build(RunConfig, table(folder, **sections)), cache_folder())
+    return prepared(table(folder, **sections))
 
 
 def model_for(task: Any) -> Any:

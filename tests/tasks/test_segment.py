@@ -15,7 +15,7 @@ from PIL import Image
 import kilolayer as kl
 from kilolayer.cli.main import main
 from kilolayer.config import build, merge
-from kilolayer.data.drawn_images import SHAPES, drawn_images
+from kilolayer.data.drawn_images import SHAPES
 from kilolayer.data.overlays import class_colors, overlay
 from kilolayer.errors import InputError, OptionError
 from kilolayer.evaluate.segmentation import CALLED, LABELS, RIGHT, Segmentation, count_pixels, measure_pixels
@@ -26,16 +26,10 @@ from kilolayer.runs.budget import Precision, Work, budget
 from kilolayer.runs.run import cache_folder, prepare
 from kilolayer.tasks.config import RunConfig
 from tests.fixtures.live_tensors import LiveTensors
+from tests.fixtures.small_runs import prepared
 
 PARTS = ("train", "valid", "test")
 NAMES = ["background", *SHAPES]
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    drawn_images(folder, 16, {"train": 30, "valid": 12, "test": 12})
-    return folder
 
 
 def table(images: Path, /, **sections: Any) -> dict[str, Any]:
@@ -55,7 +49,7 @@ def run(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def task_for(images: Path, /, **sections: Any) -> Any:
-    return prepare(build(RunConfig, table(images, **sections)), cache_folder())
+    return prepared(table(images, **sections))
 
 
 def counts_by_hand(found: np.ndarray, labels: np.ndarray, classes: int) -> tuple[list[float | None], float]:

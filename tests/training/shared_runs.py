@@ -1,4 +1,4 @@
-"""What each of several processes does in the tests of training on them."""
+"""What each of several processes does in the tests of training on them, and how it is started."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from kilolayer.speed.fast import compile_layers, fast_form
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
+from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_runs import task_of
 
 accumulate, take, record = Stepper.accumulate, Stepper.step, Recorder.run
@@ -39,6 +40,11 @@ def train_or_resume(group: dist.ProcessGroup, folder: Path, cache: str, code: in
     os.environ["KILOLAYER_CACHE"] = cache
     run = Run.open(folder)
     assert train(run, task_of(run), resume=True, processes=Processes(group)) == code
+
+
+def on(pool: ProcessPool, size: int, run: Run, function: Any = train_or_resume, *arguments: Any) -> None:
+    """Train a run on several processes, or do to it what `function` does."""
+    pool.run(function, size, run.folder, os.environ["KILOLAYER_CACHE"], *arguments)
 
 
 def stop_at_step(group: dist.ProcessGroup, folder: Path, cache: str, step: int, rank: int) -> None:

@@ -24,6 +24,7 @@ from kilolayer.training.trainer import Trainer
 from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_runs import bytes_of, last_checkpoint, new_run, new_text_run, record, table, task_of
 from tests.training import shared_runs
+from tests.training.shared_runs import on
 
 # With a larger eps an update is no amplifier of rounding: gradients that are 0 but for it stay so.
 SMOOTH = {"lr": 1e-3, "eps": 1e-3, "clip_norm": 0.5, "layers_every": 2, "valid_every": 3, "steps": 6}
@@ -40,10 +41,6 @@ TIMES = ("seconds", "tokens_per_second")
 
 def made(folder: Path, corpus: Path, model: str, **options: Any) -> Run:
     return new_run(folder, corpus, **merge(MODELS[model], {"train": {**SMOOTH, **options}}))
-
-
-def on(pool: ProcessPool, size: int, run: Run, function: Any = shared_runs.train_or_resume, *arguments: Any) -> None:
-    pool.run(function, size, run.folder, os.environ["KILOLAYER_CACHE"], *arguments)
 
 
 def flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -26,7 +26,8 @@ from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_classifiers import created
 from tests.fixtures.small_runs import SMALL, last_checkpoint, new_run, new_run_of, new_text_run, task_of
 from tests.training import shared_runs
-from tests.training.test_processes import ROUTED, SMOOTH, assert_alike, on
+from tests.training.shared_runs import on
+from tests.training.test_processes import ROUTED, SMOOTH, assert_alike
 from tests.training.test_shards import pair
 
 FULL = {"shard": "full"}

@@ -24,6 +24,7 @@ from tests.fixtures.process_pool import ProcessPool
 from tests.fixtures.small_classifiers import created
 from tests.fixtures.small_runs import LAYERED, SMALL, last_checkpoint, new_run, new_run_of, new_text_run, table, task_of
 from tests.training import shared_runs
+from tests.training.shared_runs import on
 from tests.training.test_processes import EVENED, ROUTED, SMOOTH, TIMES, assert_alike, flat
 
 STEPS = 20
@@ -37,10 +38,6 @@ def pair(folder: Path, corpus: Path, size: int, *, make: Any = new_run, **sectio
     batches = size * common["train"].get("accumulate", 1)
     alone = make(folder / "alone", corpus, **merge(common, {"train": {"accumulate": batches}}))
     return alone, make(folder / "shards", corpus, **merge(common, {"train": {"shard": "full", **shard}}))
-
-
-def on(pool: ProcessPool, size: int, run: Run, function: Any = shared_runs.train_or_resume, *arguments: Any) -> None:
-    pool.run(function, size, run.folder, os.environ["KILOLAYER_CACHE"], *arguments)
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def _resumable_options() -> str:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Train, score the test set and write the report. Only the first of several processes creates, locks and ends the run."""
-    from kilolayer.training.train import train_run
+    from kilolayer.training.stop import stoppable_run
 
     resume = options.resume is not None
     if resume and (options.config is not None or options.run is not None):
@@ -93,7 +93,12 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return new_run(folder, given, processes, is_embedded=is_embedded, overwrite=options.overwrite)
 
     is_example = not resume and path == registry.EMBEDDED
-    return train_run(folder, begin, resume=resume, show=partial(_show_all, as_json=options.json, is_example=is_example))
+    show = partial(_show_all, as_json=options.json, is_example=is_example)
+    with stoppable_run(folder) as stop:
+        # Imported here because it takes seconds, in which signals must already be handled.
+        from kilolayer.training.loop import train_run
+
+        return train_run(folder, begin, stop, resume=resume, show=show)
 
 
 def _show_all(run: Run, scores: dict[str, Any], report: Report, *, as_json: bool, is_example: bool) -> None:

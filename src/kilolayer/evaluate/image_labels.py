@@ -14,9 +14,8 @@ from torch import Tensor
 from kilolayer.data.image_batches import in_order
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.images import normalized
-from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 
 Z = 1.959964
 """The normal distribution has 95% of its mass within this many standard deviations."""
@@ -88,16 +87,14 @@ def predict_images(
     model: Encoder, images: ImageSet, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> np.ndarray:
     """fp32 [images, classes]: the scores of all images, or of the first `most`. rows: images per batch."""
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     found: list[np.ndarray] = []
 
     def scores(pixels: Tensor) -> Tensor:
         return model(normalized(pixels)).logits.float()
 
-    with in_mode(model, training=False):
+    with evaluating(model, scores, recorder) as run:
         for members, batch in in_order(images, rows, most):
-            logits = recorder.run([WorkItem("scores", scores, (batch.pixels,))], restart=lambda: True)
+            logits = run(batch.pixels)
             found.append(logits[: len(members)].cpu().numpy())
     return np.concatenate(found)
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from kilolayer.data.tokenizer import PAD
 from kilolayer.data.windows import TextBatch
 from kilolayer.evaluate.scores import Score
-from kilolayer.layers.modules import in_mode
 from kilolayer.models.decoder import Decoder
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 
 
 @dataclass(frozen=True)
@@ -29,32 +28,38 @@ class TextScore(Score):
 
 
 @dataclass(frozen=True)
-class TextLoss:
-    """nll: the summed negative log-likelihood, in nats, of `tokens` tokens that represent `bytes` bytes of text."""
+class TokenLoss:
+    """nll: the summed negative log-likelihood, in nats, of `tokens` predicted tokens."""
 
     nll: float
     tokens: int
-    bytes: int
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """Nats per predicted token."""
         return self.nll / self.tokens
 
     @property
     def perplexity(self) -> float:
-        """Per token; it cannot be compared between vocabularies."""
+        """Per predicted token; it cannot be compared between vocabularies or ways of masking."""
         return math.exp(min(self.loss, 700.0))
-
-    @property
-    def bits_per_byte(self) -> float:
-        """Bits per byte of text, with the ends of documents included; comparable between vocabularies."""
-        return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
 
     @property
     def quality(self) -> float:
         """For choosing a checkpoint: larger is better."""
         return -self.loss
+
+
+@dataclass(frozen=True)
+class TextLoss(TokenLoss):
+    """The loss of tokens that represent `bytes` bytes of text."""
+
+    bytes: int
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits per byte of text, with the ends of documents included; comparable between vocabularies."""
+        return self.nll / math.log(2) / self.bytes if self.bytes else math.nan
 
     def metrics(self) -> dict[str, Any]:
         """The values for metrics.jsonl."""
@@ -87,12 +92,10 @@ def measure(
         logits = model(inputs).logits.float().flatten(0, 1)
         return F.cross_entropy(logits, labels.flatten(), ignore_index=PAD, reduction="none").double().sum()
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     total, tokens, size = 0.0, 0, 0
-    with in_mode(model, training=False):
+    with evaluating(model, nll, recorder) as run:
         for batch in batches:
-            total += float(recorder.run([WorkItem("nll", nll, batch.parts)], restart=lambda: True))
+            total += float(run(*batch.parts))
             tokens += batch.tokens
             size += int(byte_lengths[batch.labels.numpy()].sum())
     return TextLoss(total, tokens, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -13,40 +12,21 @@ from torch import Tensor
 
 from kilolayer.data.masking import MaskedBatch, inputs_of
 from kilolayer.data.tokenizer import PAD
-from kilolayer.evaluate.likelihood import TextScore
-from kilolayer.layers.modules import in_mode
+from kilolayer.evaluate.likelihood import TextScore, TokenLoss
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 
 
 @dataclass(frozen=True)
-class MaskedLoss:
-    """nll: the summed negative log-likelihood, in nats, of `tokens` hidden tokens; for `correct` of them the top prediction
-    is right."""
+class MaskedLoss(TokenLoss):
+    """The loss of hidden tokens; for `correct` of them the top prediction is right."""
 
-    nll: float
     correct: int
-    tokens: int
-
-    @property
-    def loss(self) -> float:
-        """Nats per hidden token."""
-        return self.nll / self.tokens
-
-    @property
-    def perplexity(self) -> float:
-        """Per hidden token; it cannot be compared between vocabularies or ways of masking."""
-        return math.exp(min(self.loss, 700.0))
 
     @property
     def accuracy(self) -> float:
         """The percentage of hidden tokens for which the top prediction is right."""
         return 100 * self.correct / self.tokens
-
-    @property
-    def quality(self) -> float:
-        """For choosing a checkpoint: larger is better."""
-        return -self.loss
 
     def metrics(self) -> dict[str, Any]:
         """The values for metrics.jsonl."""
@@ -80,11 +60,9 @@ def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Rec
         correct = (logits.argmax(dim=-1) == labels) & (labels != PAD)
         return torch.stack([nll.double().sum(), correct.double().sum()])
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     nll, correct, tokens = 0.0, 0, 0
-    with in_mode(model, training=False):
+    with evaluating(model, sums, recorder) as run:
         for batch in batches:
-            found = recorder.run([WorkItem("masked", sums, batch.parts)], restart=lambda: True).tolist()
+            found = run(*batch.parts).tolist()
             nll, correct, tokens = nll + found[0], correct + int(found[1]), tokens + batch.tokens
-    return MaskedLoss(nll, correct, tokens)
+    return MaskedLoss(nll, tokens, correct)

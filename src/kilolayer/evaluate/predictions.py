@@ -14,10 +14,9 @@ from torch import Tensor
 from kilolayer.data.example_batches import EncodedExamples, sentence_types
 from kilolayer.evaluate.classification import get_metric
 from kilolayer.evaluate.scores import Score
-from kilolayer.layers.modules import in_mode
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,12 @@ def predict(
     def scores(tokens: Tensor) -> Tensor:
         return model(tokens, **types_for(model.config, tokens)).logits.float()
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     head = model.config.head
     assert head is not None
     found = np.empty((len(examples) if most is None else min(most, len(examples)), head.outputs), np.float32)
-    with in_mode(model, training=False):
+    with evaluating(model, scores, recorder) as run:
         for members, batch in examples.in_order(rows, most):
-            logits = recorder.run([WorkItem("scores", scores, batch.parts[:1])], restart=lambda: True)
+            logits = run(batch.parts[0])
             found[members] = logits[: len(members)].cpu().numpy()
     return found
 

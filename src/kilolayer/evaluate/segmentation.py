@@ -22,7 +22,7 @@ from kilolayer.data.images import normalized
 from kilolayer.evaluate.significance import SAMPLES, SEED, resampled_sums
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import Encoder
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 
 RIGHT, LABELS, CALLED = range(3)
 """What is counted of the pixels of a class: those that are and are called it, those that are, and those that are called it."""
@@ -156,12 +156,10 @@ def measure_pixels(
         nll = F.cross_entropy(logits, labels, ignore_index=-1, reduction="none").flatten(1).sum(dim=1)
         return nll, count_pixels(logits.argmax(dim=1), labels, classes)
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     losses, counts = [], []
-    with in_mode(model, training=False):
+    with evaluating(model, work, recorder) as run:
         for members, batch in pairs_in_order(images, rows, most):
-            nll, counted = recorder.run([WorkItem("pixels", work, batch.parts[:2])], restart=lambda: True)
+            nll, counted = run(*batch.parts[:2])
             losses.append(nll[: len(members)].double().cpu().numpy())
             counts.append(counted[: len(members)].cpu().numpy())
     every = np.concatenate(counts)

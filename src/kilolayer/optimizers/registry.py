@@ -24,9 +24,8 @@ DEFAULT = "adam"
 AnyRule = TypeVar("AnyRule", bound="type[UpdateRule]")
 _registry: Registry[type[UpdateRule]] = Registry(
     "optimizer",
-    lambda cls: f"{cls.__module__}:{cls.__qualname__}",
-    'name = "..." in the class',
-    {module.name: f"{rules.__name__}.{module.name}" for module in pkgutil.iter_modules(rules.__path__)},
+    rename='name = "..." in the class',
+    modules={module.name: f"{rules.__name__}.{module.name}" for module in pkgutil.iter_modules(rules.__path__)},
 )
 
 

@@ -15,9 +15,7 @@ PLAIN = "post_ln"  # the recipe of a folded model
 PLAIN_PRE = "pre_ln"  # the counterpart with the norm before each function
 
 AnyRecipe = TypeVar("AnyRecipe", bound=type[Recipe])
-_registry: Registry[type[Recipe]] = Registry(
-    "recipe", lambda cls: f"{cls.__module__}:{cls.__qualname__}", 'name = "..." in the class'
-)
+_registry: Registry[type[Recipe]] = Registry("recipe", rename='name = "..." in the class')
 
 
 def register(cls: AnyRecipe) -> AnyRecipe:

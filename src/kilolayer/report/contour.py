@@ -1,4 +1,4 @@
-"""Contour plots as inline SVG, optionally with a path: the loss around a model, and the path of training."""
+"""Contour plots, optionally with a path: the loss around a model, and the path of training."""
 
 from __future__ import annotations
 
@@ -6,38 +6,16 @@ from collections.abc import Sequence
 
 import matplotlib as mpl
 import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from kilolayer.report.figure import PALETTE, STYLE, new_axes, to_svg
+from kilolayer.report.figure import PALETTE, STYLE, new_axes
 
 SIZE = (4.8, 3.8)  # inches
 LEVELS = 14
 DOTS = 40  # a path with more points is drawn as a line without dots
-
-
-def contour_plot(
-    name: str,
-    x: Sequence[float] | np.ndarray,
-    y: Sequence[float] | np.ndarray,
-    z: Sequence[Sequence[float]] | np.ndarray,
-    *,
-    x_label: str,
-    y_label: str,
-    scale_label: str,
-    description: str,
-    path: Sequence[tuple[float, float]] | None = None,
-    highest: float | None = None,
-    log: bool = False,
-) -> Markup | None:
-    """The plot of `contour_figure` as SVG; None if no value is finite."""
-    figure = contour_figure(
-        x, y, z, x_label=x_label, y_label=y_label, scale_label=scale_label, path=path, highest=highest, log=log
-    )
-    return None if figure is None else to_svg(figure, name, description)
 
 
 def contour_figure(

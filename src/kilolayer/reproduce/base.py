@@ -104,7 +104,7 @@ def _labels() -> str:
     )
 
 
-_registry: Registry[type[Reproduction]] = Registry("reproduction", lambda cls: f"{cls.__module__}:{cls.__qualname__}")
+_registry: Registry[type[Reproduction]] = Registry("reproduction")
 
 
 def register(cls: type[Reproduction]) -> type[Reproduction]:

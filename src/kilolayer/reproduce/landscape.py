@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from kilolayer.probe.surface import Surface
-from kilolayer.report.contour import contour_plot
+from kilolayer.report.contour import contour_figure
+from kilolayer.report.figure import to_svg
 from kilolayer.report.panel import Panel
 
 Stored = dict[str, Any]
@@ -36,18 +37,16 @@ def picture(name: str, stored: Stored, title: str) -> Panel:
     """A contour plot of the surface, with the path of training if there is one."""
     loss = np.array([[np.nan if value is None else value for value in row] for row in stored["loss"]])
     path = [(x, y) for x, y in stored["path"]] if "path" in stored else None
-    svg = contour_plot(
-        name,
+    figure = contour_figure(
         stored["x"],
         stored["y"],
         loss,
         x_label="first direction",
         y_label="second direction",
         scale_label="loss, nats per token",
-        description=title,
         path=path,
     )
-    return Panel(svg, title, f"Roughness {roughness(stored):.4f}.")
+    return Panel(None if figure is None else to_svg(figure, name, title), title, f"Roughness {roughness(stored):.4f}.")
 
 
 def _filled(stored: Stored) -> np.ndarray:

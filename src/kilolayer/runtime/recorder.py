@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from kilolayer.layers.modules import in_mode
 
 Restart = Callable[[], bool]
 AroundCapture = Callable[[], AbstractContextManager[None]]
@@ -80,3 +82,21 @@ class Recorder:
 
     def drop_if_moved(self, model: nn.Module) -> None:
         """Forget what was recorded if the weights of this model have moved in memory since."""
+
+
+@contextmanager
+def evaluating(
+    model: nn.Module, function: Callable[..., Any], recorder: Recorder | None = None
+) -> Iterator[Callable[..., Any]]:
+    """Evaluation mode, in which `function`, of tensors, is run by the recorder, or by a plain one.
+
+    Gives what to call: it takes the function's tensors, on any device. The result is valid until the next call.
+    """
+    recorder = recorder or Recorder(next(model.parameters()).device)
+    recorder.drop_if_moved(model)
+
+    def run(*inputs: Tensor) -> Any:
+        return recorder.run([WorkItem(function.__qualname__, function, inputs)], restart=lambda: True)
+
+    with in_mode(model, training=False):
+        yield run

@@ -3,34 +3,74 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kilolayer import hints
-from kilolayer.evaluate.stack_label import checks_of, dead_stacks
 from kilolayer.models.fit import expected_weights
 from kilolayer.parallel.processes import Processes
+from kilolayer.report.page import Report, write_report
 from kilolayer.runs import checkpoint
-from kilolayer.runs.changes import announce_held_out, check_validation, saved_config, state_with
-from kilolayer.runs.checkpoint import Checkpoint
-from kilolayer.runs.last_saved import deleted
+from kilolayer.runs.begin import data_of, old_run
+from kilolayer.runs.changes import check_validation, state_with
+from kilolayer.runs.lock import join_launch, was_begun_by_this_launch
 from kilolayer.runs.metrics import Metrics, NullMetrics, read_metrics
 from kilolayer.runs.progress import NullProgress, Progress
 from kilolayer.runs.retention import Inspector
-from kilolayer.runs.run import Run
+from kilolayer.runs.run import Run, choose_device
 from kilolayer.runs.saver import Saver
-from kilolayer.runs.trackers import Tracker, guarded
+from kilolayer.runs.trackers import Tracker, guarded, make_trackers
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.tasks.task import Task, Validation
-from kilolayer.terminal import counted, plural
+from kilolayer.training.log import log_changes, log_dead_stacks, log_rows, log_start, lost_progress, shown_in_bar
 from kilolayer.training.norms import LayerNorms
-from kilolayer.training.schedule import announce, learning_rate, warmup_warning
+from kilolayer.training.schedule import learning_rate
 from kilolayer.training.stack_health import DyingStackError
 from kilolayer.training.step import Stepper, StepResult
 from kilolayer.training.stop import STEP_SECONDS, Stop, Stopped, handle_signals
-from kilolayer.training.trainer import Trainer, Window
+from kilolayer.training.trainer import Trainer
+
+Begin = Callable[[Processes], AbstractContextManager[Run]]
+Show = Callable[[Run, dict[str, Any], Report], None]
+
+
+def train_run(folder: Path, begin: Begin, stop: Stop, *, resume: bool, show: Show, trackers: Sequence[Tracker] = ()) -> int:
+    """Train the run in `folder`, score its test set and write its report; return the exit code.
+
+    begin: creates or opens the run and holds its lock; only the first of several processes calls it. resume: whether training
+    continues from the last checkpoint; after a restart by torchrun it always does. show: called with the run, the contents of
+    scores.json and the report. trackers: in addition to those that the configuration names.
+    """
+    with ExitStack() as held:
+        with Processes.of_environment() as processes:
+            again = bool(processes.largest(not resume and was_begun_by_this_launch(folder)))
+            with processes.first_process_first():
+                if processes.first:
+                    opened = held.enter_context(old_run(folder) if again else begin(processes))
+                else:
+                    opened = Run.open(folder)
+                    join_launch(folder)
+                task = data_of(opened, processes)
+                followed = make_trackers(opened.config.train, trackers) if processes.first and task is not None else []
+            held.callback(_finish_without_scores, followed)
+            code = 0 if task is None else train(opened, task, resume or again, processes, stop, followed)
+        if not code and processes.first:
+            if task is not None:  # scored again: scores that exist by now are of earlier weights
+                opened.score(task, choose_device(opened.config.train.device))
+            scores = opened.scores(opened.config.train.device)
+            for tracker in followed:
+                tracker.finish(scores)
+            show(opened, scores, write_report(opened.folder))
+        return code
+
+
+def _finish_without_scores(trackers: Sequence[Tracker]) -> None:
+    """Finish the trackers that received no scores, because training was stopped or failed."""
+    for tracker in trackers:
+        tracker.finish(None)
 
 
 def train(
@@ -66,7 +106,7 @@ def train(
         trainer.begin(saved)
         if saved is not None:
             saved = replace(saved, model={}, optimizer={})  # releases the files
-        lost = _lost_progress(run, saved) if resume else None
+        lost = lost_progress(run, saved) if resume else None
         metrics = NullMetrics()
         if processes.first:
             followed = guarded(trackers)
@@ -75,13 +115,13 @@ def train(
             metrics = Metrics(run.folder, trainer.step, followed, trainer.validated)
         kind = Progress if processes.first else NullProgress
         progress = kind(run.folder / "log.txt", trainer.config.steps, trainer.step)
-        _log_start(trainer, progress)
+        log_start(trainer, progress)
         if processes.first:
             _write_reference(run, task, metrics)
         if lost is not None:
             progress.say(lost)
         if saved is not None:
-            _log_changes(trainer, saved, metrics, progress)
+            log_changes(trainer, saved, metrics, progress)
         try:
             together = processes if trainer.placement.mesh is not None else None
             with stop.waiting_for_step(), Saver(run.checkpoints, trainer.config.keep, inspector, together) as saver:
@@ -92,7 +132,7 @@ def train(
                     progress.say(f"stopping: the checkpoint of step {trainer.step} is being written")
                 _save(trainer, saver, scheduled=trainer.finished and not trainer.validation_due)
             if trainer.finished and processes.first:
-                _log_dead_stacks(trainer, progress)
+                log_dead_stacks(trainer, progress)
         finally:
             progress.close()
         stopped = processes.largest(stop.signal)
@@ -108,28 +148,6 @@ def _write_reference(run: Run, task: Task, metrics: Metrics) -> None:
     known = any(row["kind"] == "reference" for row in read_metrics(run.folder))
     if not known and (loss := task.frequency_loss()) is not None:
         metrics.write("reference", 0, frequency_loss=loss)
-
-
-def _lost_progress(run: Run, saved: Checkpoint | None) -> str | None:
-    """The message for a run that cannot be resumed from its last step; None if it can."""
-    if saved is None:
-        reached = max((row["step"] for row in read_metrics(run.folder)), default=0)
-        before = f", though it had reached step {reached:,}" if reached else ""
-        return f"there is no complete checkpoint: the run starts from the beginning{before}"
-    gone = deleted(run.checkpoints)
-    if gone is None or gone <= saved.step:
-        return None
-    return f"warning: the checkpoint of step {gone:,} has been deleted: the run continues from that of step {saved.step:,}"
-
-
-def _log_changes(trainer: Trainer, saved: Checkpoint, metrics: Metrics, progress: Progress) -> None:
-    """Log the options that have changed since the checkpoint. A run killed before its next checkpoint logs them again."""
-    before = saved_config(saved.state)
-    options = None if before is None else announce(before, trainer.run.config, saved.step)
-    for text in filter(None, (options, announce_held_out(saved.state, trainer.task.held_out(), saved.step))):
-        progress.say(text)
-        if not any(row.get("change") and row.get("text") == text for row in read_metrics(trainer.run.folder)):
-            metrics.write("event", saved.step, change=True, text=text)
 
 
 def _newest(run: Run, processes: Processes, inspector: Inspector) -> Path | None:
@@ -190,9 +208,9 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
             progress.say(text)
             trainer.guard.check(step)
         if step % config.log_every == 0 or step == config.steps:
-            _log(trainer, lr, metrics, progress)
+            log_rows(trainer, lr, metrics, progress)
         else:
-            progress.refresh(step, lambda: _shown(trainer, trainer.window.summary()))
+            progress.refresh(step, lambda: shown_in_bar(trainer, trainer.window.summary()))
         _validate_and_save(trainer, stepper, metrics, progress, validation, stop, saver)
         saver.check()
 
@@ -219,13 +237,6 @@ def _check_stacks(trainer: Trainer, metrics: Metrics, progress: Progress) -> Non
         raise ended
 
 
-def _log_dead_stacks(trainer: Trainer, progress: Progress) -> None:
-    """Say which stacks are dead at the end of the run."""
-    rows = [row for row in read_metrics(trainer.run.folder) if row["kind"] == "stacks"]
-    for dead in dead_stacks(checks_of(rows), trainer.config.lr):
-        progress.say(dead.text)
-
-
 def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms | None, stop: Stop) -> StepResult | None:
     """Take the next step; None if a signal interrupted it, in which case everything is as it was before."""
     if trainer.processes.size > 1:  # the other processes would wait for this one
@@ -241,49 +252,6 @@ def _take_step(trainer: Trainer, stepper: Stepper, lr: float, norms: LayerNorms 
         trainer.batches.load_state(position)
         trainer.set_random_state(random)
         return None
-
-
-def _log_start(trainer: Trainer, progress: Progress) -> None:
-    size, config, placement = trainer.processes.size, trainer.model.config, trainer.placement
-    parts = [config.title, f"{_millions(placement.parameters)} parameters"]
-    if config.moe is not None:
-        parts[1:] = [config.experts, *parts[1:], f"{_millions(placement.active_parameters)} active"]
-    progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
-    progress.say(trainer.batches.summary)
-    if size > 1:
-        shared = ", matrices in shards" if placement.mesh is not None else ""
-        progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step{shared}")
-        if trainer.config.shard == "hybrid" and placement.mesh is not None and placement.mesh.ndim == 1:
-            progress.say('there is one machine, whose processes share the model as with train.shard = "full"')
-    elif trainer.config.shard != "none":
-        progress.say("there is one process, which holds the whole model: train.shard has no effect")
-    if (warning := warmup_warning(trainer.config)) is not None:
-        progress.say(warning)
-    if not trainer.task.identifies_held_out:
-        progress.say(
-            "warning: whether the validation and test sets are the same after a resume cannot be told: the task has no held_out"
-        )
-    if trainer.step:
-        progress.say(f"resumed at step {trainer.step}")
-
-
-def _millions(count: int) -> str:
-    return f"{count / 1e6:.{1 if count >= 1e6 else 2}f} M"
-
-
-def _log(trainer: Trainer, lr: float, metrics: Metrics, progress: Progress) -> None:
-    window, trainer.window = trainer.window, Window()
-    summary = window.summary()
-    epoch = trainer.batches.epoch + trainer.batches.index / len(trainer.batches)
-    metrics.write("train", trainer.step, **summary, lr=lr, epoch=epoch, seconds=trainer.seconds)
-    if trainer.routing is not None:
-        metrics.write("routing", trainer.step, **window.parts(), **trainer.routing.read())
-    progress.update(trainer.step, _shown(trainer, summary), logged=True)
-
-
-def _shown(trainer: Trainer, summary: dict[str, float]) -> dict[str, str]:
-    speed = f"{plural(trainer.run.registration.unit)}/s"
-    return {"loss": f"{summary['nll']:.3f}", speed: f"{summary['tokens_per_second']:,.0f}"}
 
 
 def _validate_and_save(

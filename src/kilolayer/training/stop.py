@@ -10,8 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from kilolayer import hints
+from kilolayer.parallel.parent import when_parent_dies
+from kilolayer.terminal import say, under_torchrun, writes_to_terminal
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STEP_SECONDS = 20.0
@@ -157,6 +162,30 @@ def handle_signals() -> Iterator[Stop]:
         sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def stoppable_run(folder: Path) -> Iterator[Stop]:
+    """Handle signals while the run in `folder` is trained; one that ends it raises `Stopped`, which says how to continue."""
+    with handle_signals() as stop:
+        if under_torchrun():
+            when_parent_dies(os.getppid(), stop.on_parent_death)
+        try:
+            with stop.raising_at_once():
+                yield stop
+        except Stopped as ended:
+            stop.acknowledge()
+            then = resume_hint(folder)
+            if writes_to_terminal():
+                say(f"stopped by a signal; {then}")
+            raise Stopped(ended.number, then) from None
+
+
+def resume_hint(folder: Path) -> str:
+    """How to continue the run in a folder that a signal has ended."""
+    if (folder / "config.toml").exists():
+        return f"continue with: {hints.call('train', resume=folder)}"
+    return f"there is nothing to resume yet: the same {'command' if hints.in_shell() else 'call'} starts again"
 
 
 def _raise_in(seconds: float) -> None:

@@ -22,7 +22,7 @@ from kilolayer.data.images import ImageParts, find_images, normalized
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.image_tokenizer import ImageTokenizer
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 from kilolayer.tasks.image_tokenizer.code_use import collapse_text, has_collapsed, perplexity, used_share
 from kilolayer.tasks.image_tokenizer.config import ImageTokenizerRunConfig
 from kilolayer.tasks.results import VALIDATION, write_results
@@ -152,12 +152,10 @@ def reconstruct(
         error = (output.images.clamp(-1, 1) - originals).square().flatten(1).mean(dim=1)
         return error, output.quantized.codes.view(len(pixels), -1)
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     errors, counts = [], np.zeros(model.config.codes, np.int64)
-    with in_mode(model, training=False):
+    with evaluating(model, work, recorder) as run:
         for members, batch in in_order(images, rows, most):
-            error, codes = recorder.run([WorkItem("codes", work, batch.parts[:1])], restart=lambda: True)
+            error, codes = run(batch.parts[0])
             errors.append(error[: len(members)].double().cpu().numpy())
             counts += np.bincount(codes[: len(members)].flatten().cpu().numpy(), minlength=len(counts))
     error = np.concatenate(errors)

@@ -18,7 +18,7 @@ from kilolayer.layers.modules import in_mode
 from kilolayer.models.encoder import states_at
 from kilolayer.models.image_encoder import ImageEncoder
 from kilolayer.models.outputs import EncoderOutput
-from kilolayer.runtime.recorder import Recorder, WorkItem
+from kilolayer.runtime.recorder import Recorder, evaluating
 from kilolayer.tasks.masked_image.targets import Target
 
 HELD_OUT = 0
@@ -98,12 +98,10 @@ def measure(
         found = target.losses(outputs, labels), target.measure(outputs, labels, originals, hidden)
         return torch.stack([each.double().sum(dim=1) for each in found])
 
-    recorder = recorder or Recorder(next(model.parameters()).device)
-    recorder.drop_if_moved(model)
     sums, read = [0.0, 0.0], 0
-    with in_mode(model, training=False):
+    with evaluating(model, work, recorder) as run:
         for members, batch in in_order(images, rows, most):
-            found = recorder.run([WorkItem("masked", work, (batch.pixels, batch.keys))], restart=lambda: True)
+            found = run(batch.pixels, batch.keys)
             sums = [total + float(each) for total, each in zip(sums, found[:, : len(members)].sum(dim=1), strict=True)]
             read += len(members)
     loss, score = (total / (read * count) for total in sums)
