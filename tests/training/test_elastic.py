@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kilolayer.config import dump
+from kilolayer.config import dump, merge
+from kilolayer.runs import checkpoint
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run
 from tests.fixtures.small_runs import record, table
@@ -75,6 +76,10 @@ def hosts(tmp_path: Path, corpus: Path) -> Iterator[Hosts]:
             found.lose(process)
 
 
+def checkpoint_of(folder: Path) -> Path:
+    return checkpoint.path_of(folder / "checkpoints", STEPS)
+
+
 def last_step(folder: Path) -> int:
     return max((row["step"] for row in read_metrics(folder)), default=0) if (folder / "metrics.jsonl").exists() else 0
 
@@ -86,8 +91,11 @@ def wait(hosts: Hosts, condition: Callable[[], bool], seconds: float = 60) -> No
         time.sleep(0.05)
 
 
-def test_a_lost_host_is_done_without_and_may_come_back(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_a_lost_host_is_done_without_and_may_come_back(hosts: Hosts, tmp_path: Path, shard: str) -> None:
+    """With shards, the rows of four processes are shared by the two that are left, and then by four again."""
     folder = tmp_path / "run"
+    hosts.words += ["--train.shard", shard]
     first = hosts.start("first")
     wait(hosts, hosts.answer)
     second = hosts.start("second")
@@ -102,6 +110,7 @@ def test_a_lost_host_is_done_without_and_may_come_back(hosts: Hosts, tmp_path: P
     assert again.wait(60) == 0, hosts.told()
     assert last_step(folder) == STEPS
     assert (folder / "scores.json").exists()
+    assert len(list(checkpoint_of(folder).glob("model*"))) == (1 if shard == "none" else 4)
     with pytest.raises(ProcessLookupError):
         os.killpg(second.pid, 0)
 
@@ -111,10 +120,11 @@ SHORT: dict[str, Any] = {
     "model": {"dropout": 0.1},
     "train": {"steps": 60, "save_every": 4, "valid_every": 20, "layers_every": 10},
 }
+FORMS: dict[str, dict[str, Any]] = {"whole": SHORT, "shards": merge(SHORT, {"train": {"shard": "full"}})}
 
 
-def four_processes(corpus: Path, folder: Path) -> subprocess.Popen[str]:
-    (config := folder / "small.toml").write_text(dump(table(corpus, **SHORT)))
+def four_processes(corpus: Path, folder: Path, form: str) -> subprocess.Popen[str]:
+    (config := folder / "small.toml").write_text(dump(table(corpus, **FORMS[form])))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", "--max-restarts", "2"]
     command += ["-m", "--", "kilolayer", "train", str(config), "--run", str(folder / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -122,26 +132,32 @@ def four_processes(corpus: Path, folder: Path) -> subprocess.Popen[str]:
 
 
 def children_of(parent: int) -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    """None of a process that has ended, as a run may before its last moments."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> tuple[dict[str, Any], float]:
-    """What a run leaves that nobody kills, and its seconds."""
+@pytest.fixture(scope="module", params=FORMS)
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, corpus: Path
+) -> tuple[str, dict[str, Any], float]:
+    """A form of FORMS, what such a run leaves that nobody kills, and its seconds."""
     folder, began = tmp_path_factory.mktemp("undisturbed"), time.monotonic()
-    process = four_processes(corpus, folder)
+    process = four_processes(corpus, folder, request.param)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 0, told
-    return record(Run.open(folder / "run")), time.monotonic() - began
+    return request.param, record(Run.open(folder / "run")), time.monotonic() - began
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_killed_at_a_random_moment_it_ends_as_if_undisturbed(
-    tmp_path: Path, corpus: Path, undisturbed: tuple[dict[str, Any], float], moment: int
+    tmp_path: Path, corpus: Path, undisturbed: tuple[str, dict[str, Any], float], moment: int
 ) -> None:
     """The moments are spread over the whole run: while modules are imported, text is prepared, steps are taken, scores made."""
-    draw, (expected, seconds) = random.Random(moment), undisturbed
-    process = four_processes(corpus, tmp_path)
+    draw, (form, expected, seconds) = random.Random(moment), undisturbed
+    process = four_processes(corpus, tmp_path, form)
     end = time.monotonic() + seconds * (moment + draw.random()) / MOMENTS
     while time.monotonic() < end or (process.poll() is None and len(children_of(process.pid)) < 4):
         time.sleep(0.01)
