@@ -73,6 +73,8 @@ def measure(
 
     steps: before the first one that is timed, and timed; the kernels of some more are listed if any is.
     """
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     usual = {"optimizer": "adamw", "weight_decay": 0.01, "precision": "bf16", "label_smoothing": 0.0}
     config = TrainConfig(**usual | train)
     dtype = torch.bfloat16 if device.type == "cuda" else None
@@ -107,7 +109,6 @@ def measure(
     }
     if device.type == "cuda":
         found["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
-        torch.cuda.reset_peak_memory_stats()
         if times:
             found["kernels"] = kernels(lambda: stepper.step([read], 1e-4))
     return found
@@ -171,7 +172,8 @@ def main() -> None:
     def keep(name: str, row: dict[str, Any]) -> None:
         found["rows"][name] = row
         print(name, json.dumps(row), flush=True)
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        rows = ",\n".join(f"  {json.dumps(each)}: {json.dumps(value)}" for each, value in found["rows"].items())
+        path.write_text(json.dumps(found | {"rows": {}}, indent=1).replace("{}", f"{{\n{rows}\n }}") + "\n")
 
     settings = {name: TINY if options.tiny else each for name, each in (("deep", DEEP), ("wide", WIDE))}
     units = dict.fromkeys(UNITS, 2) if options.tiny else UNITS

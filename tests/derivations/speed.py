@@ -113,18 +113,21 @@ def masked_steps(document: Data) -> Pieces:
 
 
 @section(
-    "A step in shards",
+    "Without a network",
     "shards/results.json",
     given=(
-        "1,000 layers of dim 1,024 fit on eight",
+        "and 1,000 layers of dim 1,024 fit",
         "dropout 0.1, 16 x 256 tokens per side and 8 x 1,024",
         "torch 2.11",
+        "The first of eight processes is one that PyTorch's",
+        "an eighth of the weights",
+        "| first of eight | kept |",
+        "eight processes have an eighth of it",
+        "units are of 10 layers and of 1",
         "units of 1 layer",
         "1.1 times",
         "500L-500L with dim 1,024",
-        "first of eight",
-        "16 x 256 tokens per side takes",
-        "within 5%",
+        "On the first of eight processes a recorded step of 16 x 256 tokens per side",
     ),
 )
 def shards(document: Data) -> Pieces:
@@ -133,21 +136,31 @@ def shards(document: Data) -> Pieces:
     def ms(name: str) -> float:
         return rows[name]["ms"]
 
-    ratios = [
-        ms(name) / ms(f"{kind}, whole") for kind in ("deep", "wide") for name in rows if name.startswith(f"{kind}, units")
+    costs = []
+    for kind, title, unit in (("deep", "100L-100L, dim 512", 10), ("wide", "24-layer decoder, dim 2,048", 1)):
+        whole, sharded = ms(f"{kind}, whole"), f"{kind}, units of {unit}"
+        eight = f"{kind}, first of 8, units of {unit}"
+        names = (f"{kind}, units of 1", sharded, f"{sharded}, kept", eight, f"{eight}, kept")
+        cells = [f"{ms(name):,.0f} ms ({ms(name) / whole:.2f})" for name in names]
+        yield row(title, f"{whole:,.0f} ms", f"{ms(f'{kind}, whole, eager'):,.0f} ms", *cells)
+        costs += [ms(name) / whole - 1 for name in names[3:]]
+    yield f"shards cost {100 * min(costs):.0f} to {100 * max(costs):.0f}% of a step on one of eight GPUs"
+    kept = "deep, units of 10, kept"
+    assert ms("wide, units of 1, kept") / ms("wide, whole") < 1.1 < ms(kept) / ms("deep, whole")
+    yield f"missed by 100L-100L, at {ms(kept) / ms('deep, whole'):.2f}"
+    yield f"of the {ms(kept) - ms('deep, whole'):.1f} ms there"
+
+    def spent(name: str, part: str) -> float:
+        return sum(each for kernel, (each, _) in rows[name]["kernels"].items() if part in kernel)
+
+    parts = [
+        spent(kept, part) - spent("deep, whole", part)
+        for part in ("vectorized_elementwise_kernel<8, at::native::bfloat16_copy", "Memcpy DtoD", "chunk_cat")
     ]
-    yield f"{min(ratios):.2f} to {max(ratios):.2f} times"
-    for kind, title, unit in (("deep", "100L-100L, dim 512", 10), ("wide", "24-layer decoder, dim 2,048", 2)):
-        names = ("whole", "whole, eager", "units of 1")
-        cells = [f"{ms(f'{kind}, {name}'):,.0f} ms" for name in names]
-        assert unit == min(
-            (int(name.rsplit(" ", 1)[1]) for name in rows if name.startswith(f"{kind}, units") and not name.endswith(" 1")),
-            key=lambda each: ms(f"{kind}, units of {each}"),
-        )
-        yield row(title, *cells, f"{ms(f'{kind}, units of {unit}'):,.0f} ms ({unit} layers)")
-    sizes = [rows[f"thousand, first of 8, recompute {kind}"]["peak_gib"] for kind in ("layer", "selective")]
-    yield f"{sizes[0]:.1f} GiB with recomputed layers and {sizes[1]:.1f} GiB"
-    yield f"{rows['thousand, planned']['peak_gib']:.1f} GiB for the former"
+    yield "{:.1f} ms round the shards, {:.1f} ms copy them, and {:.1f} ms copy gradients to fp32".format(*parts)
+    yield f"takes {rows['thousand, first of 8, recompute layer']['peak_gib']:.1f} GiB with recomputed layers"
+    yield f"says {rows['thousand, planned']['peak_gib']:.1f} GiB"
+    yield f"it took {rows['thousand, first of 8, recompute selective']['peak_gib']:.1f} GiB"
     thousand = kl.ModelConfig(
         shape="encoder_decoder", layers=500, dim=1024, heads=16, ffn_dim=4096, vocab_size=32_000, tie_embeddings=True
     )

@@ -179,6 +179,14 @@ def test_recomputation_keeps_the_inputs_of_the_layers_and_one_layer() -> None:
     assert deep.peak_recomputed <= deep.peak == deep.weights + deep.optimizer + deep.activations + deep.logits
 
 
+def test_recomputation_keeps_what_attention_has_drawn_random_numbers_for() -> None:
+    work, layers = Work(1, 200, 2, "bf16"), 8
+    plain, dropped = (budget(small("encoder", layers=layers, attention_dropout=p), work).training for p in (0.0, 0.1))
+    drawn = 200 * (32 * 2 + 4 * 4)  # the output in bf16, and an fp32 number for each head and query
+    more = dropped.activations_recomputed - plain.activations_recomputed
+    assert more == pytest.approx((layers - 1) * drawn, abs=100)  # the layer that is recomputed has them in any case
+
+
 @pytest.mark.parametrize("shape", ["decoder", "encoder_decoder"])
 def test_decoding_memory_is_the_caches(shape: str) -> None:
     config = small(shape, kv_heads=2)

@@ -133,9 +133,14 @@ def _allow_views(classes: set[str]) -> None:
 
 def matrices_of(model: nn.Module) -> Iterator[nn.Parameter]:
     """The weights that are divided among processes: those of matrix products and tables, without their biases."""
+    return (weight for weight in weights_in_products(model) if weight.ndim > 1)
+
+
+def weights_in_products(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Matrices, tables and biases, without those of experts."""
     for module in model.modules():
         if isinstance(module, IN_PRODUCTS) and not isinstance(module, (ExpertProjection, *ALWAYS_PRECISE)):
-            yield from (weight for weight in module.parameters(recurse=False) if weight.ndim > 1)
+            yield from module.parameters(recurse=False)
 
 
 @torch.no_grad()

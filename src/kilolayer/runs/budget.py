@@ -299,9 +299,10 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
             first = next(block for block in stack.layers() if _kind_of(block) == kind)
             for block in (stack.layers()[0], first):  # a stack takes the dtype of its products from its first layer
                 cast_weights(block, dtype, RESIDUAL)
-            layer, shared = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
-            kept += count * layer
-            largest = max(largest, layer)
+            of_layer = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
+            kept += count * of_layer.layer
+            recomputed += count * of_layer.drawn
+            largest, shared = max(largest, of_layer.layer - of_layer.drawn), of_layer.shared
         kept += shared + stream
         recomputed += layers * stack.stream.states_taken * state + shared + stream
     return kept, recomputed + largest

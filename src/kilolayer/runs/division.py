@@ -13,7 +13,7 @@ from kilolayer import hints
 from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.layers.stack import Stack
 from kilolayer.models.config import ModelConfig
-from kilolayer.models.shards import matrices_of
+from kilolayer.models.shards import matrices_of, weights_in_products
 from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.moe.experts import ExpertProjection
 from kilolayer.moe.layer import expert_parameters
@@ -168,7 +168,8 @@ class Sent:
 class Weights:
     """The weights of a model in elements, by what processes do with them.
 
-    layers: the matrices of each layer of each stack. tables: matrices outside of layers. whole: norms, biases, scales, routers.
+    layers: the matrices of each layer of each stack. tables: matrices outside of layers. whole: norms, scales and routers.
+    biases: of matrix products, in their dtype, and whole too.
     experts, expert_norms: matrices and norms of all experts. state, expert_state: bytes of the optimizer's state, without
     masters, of all weights but the experts and of the experts.
     """
@@ -176,6 +177,7 @@ class Weights:
     layers: tuple[tuple[tuple[Matrix, ...], ...], ...]
     tables: tuple[Matrix, ...]
     whole: int
+    biases: int
     experts: int
     expert_norms: int
     state: int
@@ -190,12 +192,13 @@ class Weights:
         """What a process holds. size: bytes of a number in products. collects: whether a step has several batches."""
         masters = 0 if size == PRECISE else PRECISE
         processes, shards = division.processes, division.shards
-        cast, whole, rows, part = self.experts // processes, self.whole + self.expert_norms // processes, 0, 1.0
+        cast, whole, rows, part = self.experts // processes + self.biases, self.whole + self.expert_norms // processes, 0, 1.0
         if shards == 1:
             cast += self.matrices
         else:
             rows = _total(self._all(), shards) // shards
-            part = (rows + self.whole) / (self.matrices + self.whole)
+            everywhere = self.whole + self.biases
+            part = (rows + everywhere) / (self.matrices + everywhere)
         weights = size * cast + PRECISE * (whole + rows)
         summed = cast + whole + rows if collects or processes > 1 else 0
         gathered, scattered, at_end = self._in_pass(division, size)
@@ -216,14 +219,14 @@ class Weights:
         """
         processes, shards, machines = division.processes, division.shards, division.machines
         if shards == 1:
-            return Sent(0, 0, 0, _summed(PRECISE * (self.matrices + self.whole), processes))
+            return Sent(0, 0, 0, _summed(PRECISE * (self.matrices + self.whole + self.biases), processes))
         outside, inside = _total(self.tables, shards), _total(self._of_layers(), shards)
         others, times = (shards - 1) / shards, 2 if division.reshards else 1
         return Sent(
             gathers=round(batches * others * size * (outside + times * inside)),
             scatters=round(batches * others * PRECISE * (outside + inside)),
             copies=batches * _summed(PRECISE * (outside + inside) // shards, machines),
-            sums=_summed(PRECISE * self.whole, processes),
+            sums=_summed(PRECISE * (self.whole + self.biases), processes),
         )
 
     def _all(self) -> Iterable[Matrix]:
@@ -266,13 +269,15 @@ def weights_of(model: nn.Module, rule: UpdateRule) -> Weights:
     }
     of_experts = sum(weight.numel() for weight in of_products)
     norms = sum(weight.numel() for weight in experts) - of_experts
-    others = {*matrices, *experts}
+    biases = [weight for weight in weights_in_products(model) if weight not in matrices]
+    others = {*matrices, *biases, *experts}
     whole = sum(weight.numel() for weight in model.parameters() if weight not in others)
     all_state = rule.state_bytes(model)
     for weight in experts:
         weight.data = weight.data[:0]
     state = rule.state_bytes(model)
-    return Weights(layers, tuple(map(_size, left)), whole, of_experts, norms, state, all_state - state)
+    of_biases = sum(weight.numel() for weight in biases)
+    return Weights(layers, tuple(map(_size, left)), whole, of_biases, of_experts, norms, state, all_state - state)
 
 
 def _take(left: dict[nn.Parameter, None], block: nn.Module) -> tuple[Matrix, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,15 +16,27 @@ from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 
 
-def kept_by_plain_layer(stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
-    """Bytes that a layer of the stack keeps for the backward pass, and bytes that all layers share: masks and tables."""
+@dataclass(frozen=True)
+class Kept:
+    """Bytes that a layer keeps for the backward pass, and those of masks and tables, which all layers share.
+
+    drawn: the part of `layer` that a recomputed layer keeps too, because it holds random numbers that are not drawn again.
+    """
+
+    layer: int
+    shared: int
+    drawn: int = 0
+
+
+def kept_by_plain_layer(stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> Kept:
+    """What a layer of the stack keeps. Recomputed, it draws its random numbers again, from the same state."""
     with AsWithData():
         x, context = stack.prepare_inputs(inputs, memory, None)
         state = stack.stream.read(stack.stream.begin(x), 0)
         masks = [mask.values for mask in (context.mask, context.memory_mask) if mask is not None]
         tables = [] if context.rotation is None else [context.rotation.cos, context.rotation.sin, context.rotation.decay]
         shared = [tensor for tensor in (*masks, *tables) if tensor is not None]
-        return kept_bytes(lambda: block(state, context, None), block, inputs, memory, shared), bytes_of(shared)
+        return Kept(kept_bytes(lambda: block(state, context, None), block, inputs, memory, shared), bytes_of(shared))
 
 
 def kept_bytes(

@@ -17,7 +17,7 @@ from kilolayer.layers.stack import Stack
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.trainable import Trainable
-from kilolayer.runtime.activations import kept_by_plain_layer
+from kilolayer.runtime.activations import Kept, kept_by_plain_layer
 from kilolayer.runtime.reader import PAD, BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 
@@ -78,7 +78,7 @@ class Runtime:
         spread = -log_probabilities.mean(dim=-1) if smoothing else nll
         return sum_losses(nll, spread, labels.flatten(), smoothing)
 
-    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> Kept:
         """Bytes that a layer of a stack on the meta device keeps for the backward pass, and bytes that all layers share."""
         return kept_by_plain_layer(stack, block, inputs, memory)
 

@@ -13,7 +13,7 @@ from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import Latest
-from kilolayer.runtime.activations import AsWithData, bytes_of, kept_bytes
+from kilolayer.runtime.activations import AsWithData, Kept, bytes_of, kept_bytes
 from kilolayer.speed.compiler import function_of, kind_of
 from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.fast_layer import DRAWS, needs_dropout_seeds
@@ -23,10 +23,10 @@ from kilolayer.speed.operators import kernels
 from kilolayer.speed.state import State
 
 
-def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
-    """Bytes that a layer of the stack keeps for the backward pass, and bytes that all layers share."""
+def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> Kept:
+    """What a layer of the stack keeps for the backward pass."""
     stack, x = FastStack.of(plain), inputs.states
-    with kernels.assumed(), AsCompiled():
+    with kernels.assumed(), AsCompiled() as compiled:
         _, context = stack.prepare_inputs(inputs, memory, None)
         layer = part_at(ways_of(block), context.split, x.shape[1]) if isinstance(block, MultiwayBlock) else block
         run = function_of(kind_of(layer))
@@ -41,19 +41,27 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
         )
         shared = list(_tensors(context))
         kept = kept_bytes(lambda: run(layer, state, context, None, following, seeds), block, inputs, memory, shared)
-    return kept, bytes_of(shared)
+    return Kept(kept, bytes_of(shared), compiled.drawn)
 
 
 class AsCompiled(AsWithData):
     """Makes operations on the meta device keep the same tensors for the backward pass as fused kernels and compiled code.
 
     Without it, dropout would keep a mask of floats.
+    drawn: bytes of what torch's attention has drawn random numbers for, which the compiler is told to keep.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawn = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.dropout and kwargs and kwargs.get("training") and kwargs.get("p"):
             return _CompiledDropout.apply(args[0])
-        return super().__torch_function__(func, types, args, kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        if func is F.scaled_dot_product_attention and kwargs and kwargs.get("dropout_p"):
+            self.drawn += result.nbytes + result[..., 0].numel() * torch.float32.itemsize
+        return result
 
 
 class _CompiledDropout(torch.autograd.Function):

@@ -17,6 +17,7 @@ from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.models.trainable import Trainable
 from kilolayer.moe.shard import expert_group
+from kilolayer.runtime.activations import Kept
 from kilolayer.runtime.reader import BeamSteps, Reader, Reads
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
@@ -67,7 +68,7 @@ class FastRuntime(Runtime):
         total, chosen, mean = score_statistics(logits.flatten(0, 1).contiguous(), rows)
         return sum_losses(total - chosen, total - mean, rows, smoothing)
 
-    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> tuple[int, int]:
+    def kept_by_layer(self, stack: Stack, block: Block, inputs: Sequences, memory: Sequences | None) -> Kept:
         return kept_by_fast_layer(stack, block, inputs, memory)
 
     def update_kernel(self, groups: list[Any]) -> Any:
