@@ -9,9 +9,12 @@ import json
 import math
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from kilolayer.compare.machine import demand_of
 from kilolayer.compare.result import Member, is_complete
 from kilolayer.config import Table
 from kilolayer.reproduce import lab as laboratory
-from kilolayer.reproduce.lab import Lab, earlier_runs
+from kilolayer.reproduce.lab import Lab, Run, earlier_runs, is_known
 from kilolayer.reproduce.sweep import at_best_rate
 from kilolayer.runs.run import cache_folder, prepare
 
@@ -49,30 +52,48 @@ def train(config: Path, folder: Path, log: Path, started_in: Path) -> tuple[int,
 
 
 class Pool:
-    """Stands in for the queue of comparisons, `run_all`: the same processes train one run after another."""
+    """Stands in for the queue of comparisons, `run_all`: the same processes train one run after another.
+
+    Several comparisons can be trained at once, by threads. A run is not begun if it would not end in time at the pace of the
+    last one of its recipe.
+    """
 
     def __init__(self, parallel: int, deadline: float) -> None:
         self.executor = ProcessPoolExecutor(parallel, mp_context=get_context("spawn"))
         self.parallel, self.deadline = parallel, deadline
+        self.slots, self.vocabulary = threading.Semaphore(parallel), threading.Lock()
+        self.pace: dict[str, float] = {}
+        """Seconds per FLOP of the last run of a recipe; its first one also compiles."""
 
     def run_all(self, comparison: Comparison, **_options: Any) -> int:
         for name in ("logs", "runs"):
             (comparison.folder / name).mkdir(exist_ok=True)
         waiting = [member for member in comparison.members if not is_complete(member)]
         configs = {member.name: comparison.config_of(member) for member in waiting}
+        flops = {name: demand_of(config).flops for name, config in configs.items()}
+        recipes = {name: config.model.recipe.name for name, config in configs.items()}
         # The longest first; those of about the same cost stay in the given order.
-        waiting.sort(key=lambda member: -round(math.log2(demand_of(configs[member.name]).flops)))
+        waiting.sort(key=lambda member: -round(math.log2(flops[member.name])))
         if waiting:
-            prepare(configs[waiting[0].name], cache_folder())  # the vocabulary, which all runs then find
+            with self.vocabulary:
+                prepare(configs[waiting[0].name], cache_folder())  # which all runs then find
         running: dict[Future[tuple[int, float]], Member] = {}
-        while (waiting and time.monotonic() < self.deadline) or running:
-            while waiting and len(running) < self.parallel and time.monotonic() < self.deadline:
+        while waiting or running:
+            left = self.deadline - time.monotonic()
+            waiting = [each for each in waiting if flops[each.name] * self.pace.get(recipes[each.name], 0.0) < left]
+            while waiting and self.slots.acquire(timeout=0 if running else 5):
                 member = waiting.pop(0)
                 paths = comparison.config_path(member), member.folder, comparison.log_path(member), comparison.started_in
                 running[self.executor.submit(train, *paths)] = member
             done, _ = wait(running, timeout=5.0, return_when=FIRST_COMPLETED)
             for future in done:
-                member, (code, seconds) = running.pop(future), future.result()
+                self.slots.release()
+                member = running.pop(future)
+                try:
+                    code, seconds = future.result()
+                except BrokenProcessPool:
+                    return 0  # killed at the deadline by another thread
+                self.pace[recipes[member.name]] = seconds / flops[member.name]
                 result = comparison.result_of(member)
                 took = f"{seconds:.0f} s, {result.seconds or 0:.0f} of them in steps"
                 left = self.deadline - time.monotonic()
@@ -92,6 +113,26 @@ class Pool:
         laboratory.run_all = self.run_all  # pyright: ignore[reportAttributeAccessIssue]
         data = None if tiny else Path(os.environ["KILOLAYER_DATA"])
         return Lab(folder, tiny, data, self.parallel, self.deadline, () if earlier is None else earlier_runs(earlier))
+
+    def at_best_rates(
+        self,
+        lab: Lab,
+        name: str,
+        config: Table,
+        settings: Sequence[Mapping[str, Any]],
+        rates: tuple[float, ...],
+        seeds: tuple[int, ...],
+    ) -> tuple[Run, ...]:
+        """The runs of `at_best_rate` for each setting by itself, all at once: no setting waits for another's runs."""
+
+        def search(index: int, setting: Mapping[str, Any]) -> list[Run]:
+            own = replace(lab, folder=lab.folder.parent / "searches" / f"{name}-{index}" / name)
+            found = at_best_rate(own, name, config, [setting], rates, seeds)
+            return [*found["runs"], *found["not_chosen"]]
+
+        with ThreadPoolExecutor(len(settings)) as threads:
+            found = threads.map(search, range(len(settings)), settings)
+            return tuple(run for runs in found for run in runs if is_known(run))
 
     def leave(self) -> None:
         """End the program without waiting for processes that were killed."""
@@ -133,6 +174,7 @@ def study(
     options = parser.parse_args()
     pool = Pool(options.parallel, time.monotonic() + options.seconds)
     lab = pool.lab(options.out / name, options.tiny, options.earlier)
+    lab = replace(lab, earlier=lab.earlier + pool.at_best_rates(lab, name, config(lab), settings, rates, seeds))
     found = at_best_rate(lab, name, config(lab), settings, rates, seeds)
     about = {"command": command, "made_with": versions()}
     (options.out / f"{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")

@@ -140,7 +140,8 @@ def measured(name: str) -> list[str]:
 def trained(name: str) -> list[str]:
     """BLEU and loss by depth of translators with this recipe, in the reproduction of DeepNet's Table 1."""
     document = json.loads(TRAINED.read_text())
-    grid = grid_of(document["found"]["runs"], "model.recipe", "layers")
+    ended = [run for run in document["found"]["runs"] if run["outcome"] != "unfinished"]
+    grid = grid_of(ended, "model.recipe", "layers")
     rows = {key: cells for key, cells in grid.items() if key.split()[0] == name}
     if not rows:
         return ["## Trained", wrapped(f"This recipe was not among the methods that were trained at several depths in {LINK}.")]

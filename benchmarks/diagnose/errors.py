@@ -136,7 +136,7 @@ def table1_cells() -> dict[str, dict[str, Any]]:
     document = json.loads(TABLE1.read_text())
     found = document["found"]
     runs_of_it = [*found["runs"], *found["not_chosen"], *document.get("not_asked", [])]
-    known = [run["options"] for run in runs_of_it if run["outcome"] != "waiting"]
+    known = [run["options"] for run in runs_of_it if run["outcome"] not in ("waiting", "unfinished")]
     found = {cell_of(options): options for options in sorted(known, key=lambda each: each["layers"])}
     return {cell: options for cell, options in found.items() if cell not in SLOW}
 

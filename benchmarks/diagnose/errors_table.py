@@ -113,7 +113,7 @@ def table1_runs() -> Iterator[Case]:
     document = json.loads(TABLE1.read_text())
     found = document["found"]
     for run in [*found["runs"], *found["not_chosen"], *document.get("not_asked", [])]:
-        if run["outcome"] == "waiting":
+        if run["outcome"] in ("waiting", "unfinished"):
             continue
         unread = run["outcome"] == "finished" and run["source_gain"] is not None and run["source_gain"] < SOURCE_READ
         cell = cell_of(run["options"])

@@ -5,7 +5,7 @@ PYTHONPATH=src python benchmarks/reproduce/run.py OUT NAME... [--parallel 12] [-
 
 The runs, their folders and the results are those of `kilolayer reproduce NAME --out OUT`; only the start of a process, and the
 compilation of layers that another run has had compiled, are saved. --part, for deepnet-table1: recipes and depths that are
-trained to the end, all seeds included, before the next ones begin.
+trained first, each of them at its own pace, all seeds included.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
-from unittest.mock import patch
+from typing import Any
 
 from kilolayer.reproduce import deepnet_table1
 from kilolayer.reproduce.base import get
@@ -24,6 +25,13 @@ from kilolayer.reproduce.page import save
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from run_pool import Pool, add_options
+
+
+def settings_of(part: str) -> list[dict[str, Any]]:
+    """The settings of `deepnorm,post_ln:6,18`."""
+    names, _, depths = part.partition(":")
+    methods = {each if isinstance(each, str) else each["name"]: each for each in deepnet_table1.METHODS}
+    return [{"model.recipe": methods[name], "layers": int(depth)} for name in names.split(",") for depth in depths.split(",")]
 
 
 def main() -> None:
@@ -37,13 +45,10 @@ def main() -> None:
     for name in options.names:
         reproduction = get(name)
         lab = pool.lab(options.out / name, options.tiny, options.earlier)
-        every = deepnet_table1.METHODS
-        for part in options.part if name == "deepnet-table1" else ():
-            names, _, depths = part.partition(":")
-            methods = tuple(each for each in every if (each if isinstance(each, str) else each["name"]) in names.split(","))
-            layers = tuple(map(int, depths.split(",")))
-            with patch.multiple(deepnet_table1, METHODS=methods, LAYERS=layers):
-                reproduction.measure(lab)
+        first = [setting for part in options.part for setting in settings_of(part)] if name == "deepnet-table1" else []
+        if first:
+            grid = deepnet_table1.RATES, deepnet_table1.SEEDS
+            lab = replace(lab, earlier=lab.earlier + pool.at_best_rates(lab, "parts", lab.translation(), first, *grid))
         found = reproduction.measure(lab)
         verdict = save(lab.folder, reproduction, found, options.tiny)
         print(json.dumps({"name": name, "verdict": verdict.word, "why": verdict.why}), flush=True)

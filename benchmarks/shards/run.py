@@ -4,7 +4,7 @@ python benchmarks/shards/run.py OUT [step memory plan] [--tiny]
 
 `step`: 100L-100L as in benchmarks/speed, and a wide decoder of 24 layers, d 2048. One process shares the model with itself over
 NCCL, so that everything is gathered and divided and nothing is sent; and the first of eight processes that PyTorch's fake
-process group pretends gets copies of its own rows: what sharding costs the host and the GPU apart from a network. "kept": what
+process group simulates gets copies of its own rows: what sharding costs the host and the GPU apart from a network. "kept": what
 is gathered for the forward pass is kept for the backward pass. Kernels of 0.1 ms per step are listed. `memory`: 500L-500L with
 d 1024 on the first of eight: values are meaningless, memory is right. `plan`: what `kilolayer plan` says of the same.
 Writes OUT/results.json after each row, beside the rows that are in it.

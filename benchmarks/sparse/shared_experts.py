@@ -1,6 +1,6 @@
 """Time steps of a language model whose experts two processes share on the CPU, with its layers compiled and not.
 
-    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/sparse/shared_experts.py OUT.json
+    OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/sparse/shared_experts.py OUT
 
 Every second of 12 layers is sparse. All forms are of the same weights and take turns; a step is a forward and a backward pass.
 """
@@ -47,6 +47,7 @@ def step(model: Any, tokens: torch.Tensor) -> None:
 
 
 def main() -> None:
+    out = Path(sys.argv[1])
     dist.init_process_group("gloo")
     forms = build()
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -64,14 +65,14 @@ def main() -> None:
     if dist.get_rank() == 0:
         times = {name: median(found) for name, found in seconds.items()}
         result = {
-            "command": f"OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/sparse/{Path(__file__).name}",
+            "command": "OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 benchmarks/sparse/shared_experts.py OUT",
             "versions": {"torch": torch.__version__, "kilolayer": kl.__version__},
             "hardware": {"processor": platform.processor() or platform.machine(), "processes": dist.get_world_size()},
             "model": {**SHAPE, "experts": EXPERTS.experts, "every": EXPERTS.every, "tokens": TOKENS},
             "milliseconds of a step": {name: round(1000 * each, 1) for name, each in times.items()},
             "times the speed of plain layers": {name: round(times["plain"] / each, 2) for name, each in times.items()},
         }
-        Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n")
     dist.destroy_process_group()
 
 

@@ -123,6 +123,7 @@ def masked_steps(document: Data) -> Pieces:
         "an eighth of the weights",
         "| first of eight | kept |",
         "eight processes have an eighth of it",
+        "The first of eight also gains",
         "units are of 10 layers and of 1",
         "units of 1 layer",
         "1.1 times",
@@ -131,6 +132,7 @@ def masked_steps(document: Data) -> Pieces:
     ),
 )
 def shards(document: Data) -> Pieces:
+    UNITS = (("deep", 10), ("wide", 1))
     rows = document["rows"]
 
     def ms(name: str) -> float:
@@ -158,6 +160,16 @@ def shards(document: Data) -> Pieces:
         for part in ("vectorized_elementwise_kernel<8, at::native::bfloat16_copy", "Memcpy DtoD", "chunk_cat")
     ]
     yield "{:.1f} ms round the shards, {:.1f} ms copy them, and {:.1f} ms copy gradients to fp32".format(*parts)
+    update = {name: spent(name, "_update") for name in rows if name.startswith(("deep", "wide"))}
+    deep, wide = ((update[f"{kind}, first of 8, units of {unit}, kept"], update[f"{kind}, whole"]) for kind, unit in UNITS)
+    yield f"its update takes {deep[0]:.1f} instead of {deep[1]:.1f} ms at 100L-100L"
+    yield f"and {wide[0]:.1f} instead of {wide[1]:.1f} ms in the wide decoder"
+    without = [
+        (ms(name) + update[f"{kind}, whole"] - update[name]) / ms(f"{kind}, whole")
+        for kind, unit in UNITS
+        for name in (f"{kind}, first of 8, units of {unit}", f"{kind}, first of 8, units of {unit}, kept")
+    ]
+    yield f"at {min(without):.2f} to {max(without):.2f}"
     yield f"takes {rows['thousand, first of 8, recompute layer']['peak_gib']:.1f} GiB with recomputed layers"
     yield f"says {rows['thousand, planned']['peak_gib']:.1f} GiB"
     yield f"it took {rows['thousand, first of 8, recompute selective']['peak_gib']:.1f} GiB"

@@ -57,6 +57,10 @@ def check_a_step(
             stepper.sum_over_processes()
         passes, after = live.peak, live.bytes
         stepper.update()
+    with shards.gathered_outside_layers(built), torch.no_grad():
+        built(*parts[:-1])
+        # Also while matrices are gathered, as in a validation.
+        assert (shards.group_in_step(built) is None) == (settings.shard == "none" and config.moe is None)
     cost = budget(config, Work(*tokens.shape, precision=precision, accumulate=batches), division=division)
     planned = cost.training
     held = planned.weights + planned.optimizer + planned.sums

@@ -6,6 +6,7 @@ A file that does not hold all rows of a tensor says so in its metadata: `rows` i
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,8 @@ class SelectedTensors(Mapping[str, Tensor]):
         names = {id(tensor): name for name, tensor in given.items() if tensor.is_meta}
         try:
             found = convert(given)
-        except (NotImplementedError, RuntimeError):  # torch's, for a tensor without values
+        except (NotImplementedError, RuntimeError) as error:  # torch's, for a tensor without values
+            logging.getLogger(__name__).debug("all tensors of %s are read whole: %s", source, error)
             return None
         held = {name: tensor for name, tensor in found.items() if id(tensor) not in names}
         if any(tensor.is_meta for tensor in held.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from kilolayer.moe.router import Router
 from kilolayer.recipes.base import Side
 from kilolayer.renamed import renamed_method
 
+if TYPE_CHECKING:
+    from kilolayer.parallel.peers import Peers
+
 logger = logging.getLogger(__name__)
 
 IN_PRODUCTS = (Embedding, PatchProjection, VocabularyProjection, Projection, ExpertProjection, Convolution, Doubling)
@@ -45,6 +48,8 @@ class Model(Trainable):
     seed: int
     may_lack_calibration: bool
     output_bias: ScoreBias | None
+    sharers: Peers | None = None
+    """The processes that share the model's matrices."""
 
     def __new__(cls, *values: Any, **options: Any) -> Self:
         if values and isinstance(values[0], ModelConfig | Mapping):

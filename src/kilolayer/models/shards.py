@@ -120,6 +120,7 @@ def shard_matrices(
         each.set_custom_reduce_scatter(_Scatter())
     for stack in stacks:
         stack.gathered_dtype = dtype
+    model.sharers = Peers.of(mesh.get_group("shard"))
     _allow_views({type(each).__name__ for each in units_of(model)})
 
 
@@ -186,6 +187,8 @@ def shard_group(shard: Any) -> Peers:
 
 def group_in_step(model: nn.Module) -> Peers | None:
     """The processes that run each forward pass together, as they share the model's experts or matrices; None: only this."""
+    if isinstance(model, Model) and model.sharers is not None:
+        return model.sharers  # also while all matrices are gathered
     shard = next((weight for weight in model.parameters() if is_shard(weight)), None)
     return expert_group(model) if shard is None else shard_group(shard)
 

@@ -2,7 +2,7 @@
 
 Every second, each process publishes how many collective operations it has begun. All processes begin the same operations, and
 none can pass one that another has not begun. So if a process has begun fewer for a long time, the others are waiting for it.
-Unless it writes or reads a file, which on a slow disk may take longer: so it also publishes how many pieces it has dealt with.
+Writing or reading a file on a slow disk may take longer, so each process also publishes how many pieces of files it has done.
 """
 
 from __future__ import annotations

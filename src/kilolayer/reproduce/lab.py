@@ -245,14 +245,19 @@ def without_paths(table: Table) -> Table:
     return {option: value for option, value in table.items() if not (isinstance(value, str) and "/" in value)}
 
 
+def is_known(run: Run) -> bool:
+    """Whether the run went to its end, and so has an outcome."""
+    return run["outcome"] == "finished" or run["outcome"] in DIED
+
+
 def earlier_runs(path: Path) -> tuple[Run, ...]:
     """The runs in a found.json whose outcome is known, for `Lab.earlier`."""
     runs: list[Run] = []
 
     def collect(value: Any) -> None:
         match value:
-            case {"config": str(), "options": dict(), "outcome": str(outcome)}:
-                if outcome == "finished" or outcome in DIED:
+            case {"config": str(), "options": dict(), "outcome": str()}:
+                if is_known(value):
                     runs.append(value)
             case dict():
                 for each in value.values():

@@ -194,14 +194,15 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime,
     parts = _parts(model)
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     flops = _forward_flops(model.stacks(), config, work)
-    kept, recomputed = _activations(model, config, work, runtime)
+    alone = division.processes == 1
+    kept, recomputed = _activations(model, config, work, runtime, alone=alone)
     # The gradient overwrites the logits.
     logits = size * (work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs)
     if isinstance(model, ImageEncoder) and model.decoder is not None:
         # It reads all patches, also if the encoder does not.
         inner, whole = model.decoder, replace(work, length=model.image.length, scored=None)
         flops += _forward_flops(inner.stacks(), inner.config, whole)
-        more, more_recomputed = _activations(inner, inner.config, whole, runtime)
+        more, more_recomputed = _activations(inner, inner.config, whole, runtime, alone=alone)
         kept, recomputed = kept + more, recomputed + more_recomputed
         logits = size * whole.scores * (config.vocab_size or 0)
     if isinstance(model, ImageEncoder) and model.map_head is not None and config.map_head is not None:
@@ -284,8 +285,11 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     return flops
 
 
-def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime) -> tuple[int, int]:
-    """Bytes kept for the backward pass: with all activations of all layers, and with only the input of each layer."""
+def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime, *, alone: bool) -> tuple[int, int]:
+    """Bytes kept for the backward pass: with all activations of all layers, and with only the input of each layer.
+
+    alone: whether this process has all experts, so that layers with experts are compiled whole.
+    """
     dtype = DTYPES[work.precision]
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
     kept, recomputed, largest = 0, 0, 0
@@ -301,7 +305,7 @@ def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime
                 cast_weights(block, dtype, RESIDUAL)
             of_layer = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
             kept += count * of_layer.layer
-            recomputed += count * of_layer.drawn
+            recomputed += count * of_layer.drawn if alone or not first.is_sparse else 0
             largest, shared = max(largest, of_layer.layer - of_layer.drawn), of_layer.shared
         kept += shared + stream
         recomputed += layers * stack.stream.states_taken * state + shared + stream

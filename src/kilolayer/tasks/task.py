@@ -256,5 +256,8 @@ class Task(ABC, Generic[Config]):
         return None
 
     def adopt(self, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert the weights of another run to those of this task's model; own: the weights of the new model."""
+        """Convert the weights of another run to those of this task's model; own: the weights of the new model.
+
+        It is called with tensors of the meta device first, and again with all values if it computes with them.
+        """
         return dict(weights)
