@@ -134,6 +134,10 @@ def test_plan_shows_what_each_of_several_processes_holds_and_sends(capsys: pytes
     sent = plans["hybrid"]["sent"]
     inside, between = sent["gathers"] + sent["scatters"], sent["copies"] + sent["sums"]
     assert sent["seconds"] == pytest.approx(inside / 400e9 + between / 50e9)
+    assert main([*small, "--processes", "8", "--train.shard", "full", "--train.reshard_after_forward", "false"]) == 0
+    shown = capsys.readouterr().out
+    assert "gathered matrices: tables, all layers" in shown
+    assert "matrices, gathered once" in shown
 
 
 def test_plan_of_a_sparse_decoder_names_its_experts_and_no_sides(capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,7 +244,7 @@ def show_own(config: TrainableConfig, cost: Budget, optimizer: str, unit: str) -
     show_table(
         f"Training memory{_of_each(cost)}, {work.precision}, {work.batch} {plural(unit)}",
         [
-            *_held(training, f"{optimizer}'s state", sharded=False),
+            *_held(training, f"{optimizer}'s state", cost.division),
             ("activations", human_bytes(training.activations)),
             ("peak", human_bytes(training.peak)),
         ],
@@ -285,7 +285,7 @@ def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
     show_table(
         f"Training memory{_of_each(cost)}, {work.precision}, {work.batch} x {work.length} tokens{per_side}",
         [
-            *_held(training, state, sharded=sharded),
+            *_held(training, state, cost.division),
             ("logits and loss", human_bytes(training.logits)),
             ("activations", human_bytes(training.activations)),
             ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),
@@ -312,14 +312,15 @@ def _of_each(cost: Budget) -> str:
     return f" of each of {division.processes:,} processes{shards}"
 
 
-def _held(training: Training, state: str, *, sharded: bool) -> list[tuple[str, str]]:
+def _held(training: Training, state: str, division: Division) -> list[tuple[str, str]]:
     """The rows of a plan for weights and what belongs to them; state: the name of what the optimizer keeps."""
+    gathered = "two units of layers" if division.reshards else "all layers"
     rows = {
-        "weights, shards of matrices in fp32" if sharded else "weights": training.weights,
+        "weights, shards of matrices in fp32" if division.shards > 1 else "weights": training.weights,
         "gradients": training.gradients,
         "gradients summed over batches and processes": training.sums,
         state: training.optimizer,
-        "gathered matrices: tables, two units of layers": training.gathered,
+        f"gathered matrices: tables, {gathered}": training.gathered,
         "gradients on their way to shards": training.scattered,
     }
     return [(name, human_bytes(size)) for name, size in rows.items() if size]
@@ -329,7 +330,7 @@ def show_sent(cost: Budget, seconds: float | None) -> None:
     """Print what each process sends in a step, and how long that takes, if it is known."""
     sent, batches = cost.sent, cost.work.accumulate
     rows = {
-        "matrices, gathered in each pass": sent.gathers,
+        "matrices, gathered in each pass" if cost.division.reshards else "matrices, gathered once": sent.gathers,
         "their gradients, to the shards": sent.scatters,
         "gradients of shards, between machines": sent.copies,
         "gradients of whole weights": sent.sums,
