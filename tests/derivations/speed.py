@@ -132,7 +132,7 @@ def masked_steps(document: Data) -> Pieces:
     ),
 )
 def shards(document: Data) -> Pieces:
-    UNITS = (("deep", 10), ("wide", 1))
+    units = (("deep", 10), ("wide", 1))
     rows = document["rows"]
 
     def ms(name: str) -> float:
@@ -161,12 +161,12 @@ def shards(document: Data) -> Pieces:
     ]
     yield "{:.1f} ms round the shards, {:.1f} ms copy them, and {:.1f} ms copy gradients to fp32".format(*parts)
     update = {name: spent(name, "_update") for name in rows if name.startswith(("deep", "wide"))}
-    deep, wide = ((update[f"{kind}, first of 8, units of {unit}, kept"], update[f"{kind}, whole"]) for kind, unit in UNITS)
+    deep, wide = ((update[f"{kind}, first of 8, units of {unit}, kept"], update[f"{kind}, whole"]) for kind, unit in units)
     yield f"its update takes {deep[0]:.1f} instead of {deep[1]:.1f} ms at 100L-100L"
     yield f"and {wide[0]:.1f} instead of {wide[1]:.1f} ms in the wide decoder"
     without = [
         (ms(name) + update[f"{kind}, whole"] - update[name]) / ms(f"{kind}, whole")
-        for kind, unit in UNITS
+        for kind, unit in units
         for name in (f"{kind}, first of 8, units of {unit}", f"{kind}, first of 8, units of {unit}, kept")
     ]
     yield f"at {min(without):.2f} to {max(without):.2f}"
