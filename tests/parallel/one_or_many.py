@@ -392,6 +392,38 @@ def check_dropout_of_compiled(processes: dist.ProcessGroup, case: Case) -> None:
     )
 
 
+def check_compiled_on_gpu(processes: dist.ProcessGroup, case: Case, backend: str, autocast: bool) -> None:
+    """The gradients of processes on one GPU are those of the whole model; in bf16 as near to them as plain layers come."""
+    warnings.simplefilter("default")  # the compiler warns about itself
+    torch._dynamo.reset()
+    if backend == "nccl":
+        nccl = dist.new_group([dist.get_rank()], backend="nccl", use_local_synchronization=True)
+        assert isinstance(nccl, dist.ProcessGroup)
+        processes = nccl
+    exact, rounded = (build(replace(case, recompute=None), "cuda") for _ in range(2))
+    shared = build(case, "cuda")
+    kl.shard_experts(shared, processes)
+    compile_layers(shared)
+    group, of_experts = expert_group(shared), {name for name, _ in expert_parameters(exact)}
+    assert group is not None
+    for step in range(3):
+        made = [(source.cuda(), target.cuda()) for source, target in equally_long(batches(group.size, step))]
+        for model, batch in ((exact, union(made)), (rounded, union(made)), (shared, made[group.rank])):
+            model.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16, enabled=autocast and model is not exact):
+                _, losses, router_loss, _ = read(model, batch)
+            (losses / count(made) + router_loss).backward()
+        kl.reduce_gradients(shared)
+        largest = max(float(each.grad.norm()) for each in exact.parameters() if each.grad is not None)
+        floor = (1e-2 if autocast else 1e-5) * largest
+        triples = zip(shared.named_parameters(), exact.parameters(), rounded.parameters(), strict=True)
+        for (name, found), expected, plain in triples:
+            assert found.grad is not None, name
+            gradients = [each.grad for each in (expected, plain) if each.grad is not None]
+            wanted, near = (own_experts(each, group) if name in of_experts else each for each in gradients)
+            assert (found.grad - wanted).norm() <= 3 * (near - wanted).norm() + 1e-3 * wanted.norm() + floor, name
+
+
 def check_exchange(processes: dist.ProcessGroup) -> None:
     """Rows and their gradients find their way, also where a process sends or receives none."""
     group = Peers.of(processes)

@@ -113,6 +113,24 @@ def test_dropout_of_compiled_layers_that_share_experts(pool: ProcessPool, recomp
     pool.run(one_or_many.check_dropout_of_compiled, 2, case)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("shape", "recompute", "size", "backend", "autocast"),
+    [
+        ("decoder", "none", 2, "gloo", False),
+        ("decoder", "selective", 2, "gloo", False),
+        ("decoder", "layer", 2, "gloo", True),
+        ("encoder_decoder", "none", 2, "gloo", True),
+        ("decoder", "none", 1, "nccl", True),  # NCCL takes one process for each GPU
+    ],
+)
+def test_compiled_layers_on_the_gpu(
+    pool: ProcessPool, shape: str, recompute: str, size: int, backend: str, autocast: bool
+) -> None:
+    case = Case(kl.MoE(experts=4), shape, dtype=torch.float32, recompute=recompute)
+    pool.run(one_or_many.check_compiled_on_gpu, size, case, backend, autocast)
+
+
 def test_mistakes_tell_the_fix(pool: ProcessPool) -> None:
     pool.run(one_or_many.check_mistakes, 2)
 
