@@ -1,0 +1,276 @@
+"""Image classifiers on CIFAR-10 in a loop that belongs to neither library, beside the trainer: is ours behind, and where?
+
+PYTHONPATH=src python benchmarks/vision/parity.py OUT [NAME ...] [--epochs 20] [--parallel 4] [--tiny]
+
+The loop: torch's AdamW and bf16 autocast, on a GPU one captured graph from the augmentation to the update. In it, Hugging
+Face's ViT with its own start, and `kl.ImageEncoder` by recipe without fast forms. "trainer" is `kl.train` with the
+configuration cifar10-12l and the same options. All have 12 layers of d 384, patches of 4 pixels, no drop path, the same
+augmentation, rates, warm-up (a twentieth) and cosine. A name is SYSTEM-RATE-ROWS-AUGMENTATION, such as vit-1e-3-512-full or
+trainer:sub_ln-3e-4-128-light.
+OUT/parity.json has the accuracy on the test images after the last epoch, and the training loss by tenths of the run.
+Needs KILOLAYER_DATA, with cifar10, but for --tiny.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import kilolayer as kl
+from kilolayer.config import load
+from kilolayer.data.augment import Augment, AugmentConfig
+from kilolayer.data.drawn_images import drawn_images
+from kilolayer.data.images import ImagesConfig, normalized, read_images
+
+CONFIG = Path(__file__).parents[2] / "configs" / "cifar10-12l.toml"
+SMOOTHING, DECAY, BETAS, WARMUP, CLIP = 0.1, 0.05, (0.9, 0.999), 0.05, 1.0
+AUGMENTS: dict[str, dict[str, Any]] = {
+    "light": {"crop": "pad"},
+    "full": {"crop": "pad", "randaugment": 2, "erasing": 0.25, "mixup": 0.8, "cutmix": 1.0},
+}
+USUAL = [
+    *(f"{system}-{lr}-512-full" for system in ("vit", "sub_ln", "trainer:sub_ln") for lr in ("3e-4", "1e-3")),
+    *(f"{system}-1e-3-512-full" for system in ("pre_ln", "trainer:pre_ln")),
+]
+
+
+@dataclass(frozen=True)
+class Size:
+    """The images and the model."""
+
+    side: int = 32
+    patch: int = 4
+    layers: int = 12
+    dim: int = 384
+    heads: int = 6
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    system: str
+    lr: str
+    rows: int
+    augment: str
+
+    @classmethod
+    def of(cls, name: str) -> Job:
+        found, rows, augment = name.rsplit("-", 2)
+        system, lr = found.split("-", 1)
+        return cls(system, lr, int(rows), augment)
+
+    def rate(self, step: int, steps: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        warmup = max(1, round(WARMUP * steps))
+        if step < warmup:
+            return float(self.lr) * (step + 1) / warmup
+        return float(self.lr) * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup)))
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images on the device: uint8 [images, 3, side, side], and labels int64 [images]."""
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+    @classmethod
+    def read(cls, sources: dict[str, str], side: int, cache: Path, device: torch.device) -> Data:
+        classes = tuple(sorted(folder.name for folder in Path(sources["test"]).iterdir())) if side < 32 else CIFAR
+        config = ImagesConfig(size=side, classes=list(classes))
+
+        def part(name: str) -> tuple[Tensor, Tensor]:
+            images = read_images(sources[name], config, cache)
+            assert images.labels is not None
+            pixels = torch.from_numpy(np.array(images.pixels)).permute(0, 3, 1, 2).contiguous()
+            return pixels.to(device), torch.from_numpy(np.array(images.labels)).long().to(device)
+
+        return cls(part("train"), part("test"))
+
+
+CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def vit(size: Size, classes: int) -> Callable[[Tensor], Tensor]:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=size.dim,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        intermediate_size=4 * size.dim,
+        image_size=size.side,
+        patch_size=size.patch,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=classes,  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
+    )
+    return ViTForImageClassification(config)
+
+
+def ours(recipe: str, size: Size, classes: int) -> nn.Module:
+    return kl.ImageEncoder(
+        kl.ImageInput(size=size.side, patch=size.patch),
+        dim=size.dim,
+        heads=size.heads,
+        ffn_dim=4 * size.dim,
+        layers=size.layers,
+        recipe=recipe,
+        positions="learned",
+        activation="gelu",
+        head=kl.Head(outputs=classes, pooler="none", dropout=0.0),
+    )
+
+
+def neutral(job: Job, size: Size, data: Data, classes: int, epochs: int, device: torch.device) -> dict[str, Any]:
+    """Train in the loop that belongs to neither library."""
+    torch.manual_seed(1)
+    model: Any = (vit if job.system == "vit" else partial(ours, job.system))(size, classes)
+    model = model.to(device).train()
+    (pixels, labels), captures = data.train, device.type == "cuda"
+    lr = torch.zeros((), device=device)
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1]
+    others = [weight for weight in model.parameters() if weight.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr, BETAS, capturable=captures)
+    augment = Augment(AugmentConfig(**AUGMENTS[job.augment]), 1, classes)
+    members = torch.zeros(job.rows, dtype=torch.int64, device=device)
+    epoch = torch.zeros((), dtype=torch.int64, device=device)
+    total = torch.zeros((), device=device)
+
+    def take() -> None:
+        keys = torch.stack([members, epoch.expand(len(members))], dim=1)
+        images, targets = augment(pixels[members], labels[members], keys)
+        with torch.autocast(device.type, torch.bfloat16, enabled=captures, cache_enabled=False):
+            logits = model(images).logits
+        loss = F.cross_entropy(logits.float(), targets, label_smoothing=SMOOTHING)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        total.add_(loss.detach())
+
+    a_epoch = len(labels) // job.rows
+    steps, losses, graph = epochs * a_epoch, [], None
+    order = torch.empty(0, dtype=torch.int64)
+    for step in range(steps):
+        if step % a_epoch == 0:
+            order = torch.randperm(len(labels))
+            epoch.fill_(step // a_epoch)
+        at = step % a_epoch * job.rows
+        members.copy_(order[at : at + job.rows])
+        lr.fill_(job.rate(step, steps))
+        if captures and step == 3:  # after ordinary steps, which allocate the state
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                take()
+        if graph is None:
+            take()
+        else:
+            graph.replay()
+        if (step + 1) % max(1, steps // 10) == 0:
+            losses.append(round(float(total) / max(1, steps // 10), 4))
+            total.zero_()
+    return {"losses": losses, "accuracy": accuracy(model, data.test, job.rows, device)}
+
+
+@torch.no_grad()
+def accuracy(model: Any, images: tuple[Tensor, Tensor], rows: int, device: torch.device) -> float:
+    model.eval()
+    right = 0
+    for pixels, labels in zip(*(part.split(rows) for part in images), strict=True):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            right += int((model(normalized(pixels)).logits.argmax(-1) == labels).sum())
+    return round(100 * right / len(images[1]), 2)
+
+
+def trainer(job: Job, size: Size, sources: dict[str, str], epochs: int, folder: Path) -> dict[str, Any]:
+    """Train as `kilolayer train` does."""
+    table, share = load(CONFIG), 0.02 if size.side == Size.side else 0.3
+    table["model"] |= {"layers": size.layers, "dim": size.dim, "heads": size.heads, "ffn_dim": 4 * size.dim, "drop_path": 0.0}
+    table["model"] |= {"recipe": {"name": job.system.partition(":")[2]}, "image": {"patch": size.patch}}
+    table["images"] = {**sources, "valid_share": share, "size": size.side, "rows": job.rows}
+    table["augment"] = AUGMENTS[job.augment]
+    table["train"] = {"epochs": epochs, "lr": float(job.lr), "warmup_share": WARMUP, "average": 1, "keep": 1}
+    shutil.rmtree(folder, ignore_errors=True)
+    run = kl.train(table, run=folder)
+    losses = [row["loss"] for row in run.metrics("train")]
+    tenth = max(1, len(losses) // 10)
+    means = [round(sum(losses[at : at + tenth]) / tenth, 4) for at in range(0, tenth * 10, tenth) if losses[at : at + tenth]]
+    return {"losses": means, "accuracy": round(run.scores()["test"]["accuracy"]["value"], 2)}
+
+
+def run(name: str, epochs: int, out: Path, tiny: bool) -> tuple[str, dict[str, Any]]:
+    """One job, in a process of its own; one that fails has the reason."""
+    try:
+        return name, trained(name, epochs, out, tiny)
+    except Exception as error:  # the others go on
+        return name, {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def trained(name: str, epochs: int, out: Path, tiny: bool) -> dict[str, Any]:
+    job, began = Job.of(name), time.monotonic()
+    size = Size(16, 4, 2, 16, 2) if tiny else Size()
+    if tiny:
+        sources = {part: str(out / "drawn" / part) for part in ("train", "test")}
+    else:
+        archive = Path(os.environ["KILOLAYER_DATA"]).resolve() / "cifar10" / "cifar10_jpeg.tar.xz"
+        sources = {part: f"{archive}:{part}" for part in ("train", "test")}
+    if job.system.startswith("trainer:"):
+        found = trainer(job, size, sources, epochs, out / name.replace(":", "-"))
+    else:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        data = Data.read(sources, size.side, out / "cache", device)
+        found = neutral(job, size, data, len(data.train[1].unique()), epochs, device)
+    return {**asdict(job), "epochs": epochs, **found, "seconds": round(time.monotonic() - began, 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if options.tiny and not (out / "drawn").exists():
+        drawn_images(out / "drawn", 16, {"train": 24, "test": 6})
+    path = out / "parity.json"
+    rows: dict[str, Any] = json.loads(path.read_text())["runs"] if path.exists() else {}
+    job = partial(run, epochs=options.epochs, out=out, tiny=options.tiny)
+    with ProcessPoolExecutor(options.parallel, multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(job, name) for name in options.names or USUAL]):
+            name, row = done.result()
+            rows[name] = row
+            print(json.dumps({name: row}), flush=True)
+            device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+            made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
+            path.write_text(
+                json.dumps(
+                    {"command": "python benchmarks/vision/parity.py OUT", "made_with": made_with, "runs": rows}, indent=1
+                )
+            )
+
+
+if __name__ == "__main__":
+    main()
