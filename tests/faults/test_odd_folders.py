@@ -19,7 +19,7 @@ from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer
 
 import kilolayer as kl
 from kilolayer.errors import KilolayerError
-from kilolayer.runs.checkpoint import PIECE
+from kilolayer.runs.hashed_file import PIECE
 from kilolayer.runs.origins import open_origin
 from kilolayer.training.trainer import Trainer
 from tests.faults.odd_folders import ODD_TENSORS, WEIGHTS, edited_json, mutate

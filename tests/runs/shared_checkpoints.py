@@ -26,7 +26,7 @@ from kilolayer.runs.saver import Saver
 
 ROWS = {"weight": 7, "bias": 3}
 """The tensors that are divided, and how many rows they have: of four processes one gets none of `bias`."""
-write = checkpoint._write
+write = checkpoint.write_hashed
 
 
 def whole(step: int) -> Checkpoint:
@@ -89,7 +89,7 @@ def fill_the_disk(group: dist.ProcessGroup, folder: Path, step: int, name: str) 
                 time.sleep(0.01)
 
     processes = Processes(group)
-    with patch.object(checkpoint, "_write", full), pytest.raises(CheckpointError) as caught:
+    with patch.object(checkpoint, "write_hashed", full), pytest.raises(CheckpointError) as caught:
         train()
     assert caught.value.what == f"the checkpoint of step {step} could not be written: No space left on device"
     assert caught.value.where == str(checkpoint.path_of(folder, step))
@@ -122,7 +122,7 @@ def die(group: dist.ProcessGroup, folder: Path, step: int, rank: int, when: str)
         reached("after the rename")
         return moved
 
-    with patch.object(checkpoint, "_write", dying), patch.object(Path, "rename", renamed):
+    with patch.object(checkpoint, "write_hashed", dying), patch.object(Path, "rename", renamed):
         save(group, folder, [step], keep=9)
 
 
@@ -180,8 +180,8 @@ def write_slowly(group: dist.ProcessGroup, folder: Path, bytes_at_once: int, han
 def read_a_share(group: dist.ProcessGroup, folder: Path, damaged: str) -> None:
     """Each process checks some of the files, and all know what one has found."""
     rank, read = dist.get_rank(group), list[str]()
-    fingerprint = checkpoint._fingerprint
-    with patch.object(checkpoint, "_fingerprint", lambda path: (read.append(path.name), fingerprint(path))[1]):
+    fingerprint = checkpoint.fingerprint
+    with patch.object(checkpoint, "fingerprint", lambda path: (read.append(path.name), fingerprint(path))[1]):
         fault = checkpoint.find_fault(folder, group=Processes(group).for_thread())
     assert fault is not None
     assert damaged in fault

@@ -24,7 +24,7 @@ import torch
 
 from kilolayer.errors import InputError, UnreadableError
 from kilolayer.files.tensors import load_tensors
-from kilolayer.runs import checkpoint
+from kilolayer.runs import checkpoint, hashed_file
 from kilolayer.runs.checkpoint import Checkpoint, CheckpointError
 from kilolayer.runs.retention import Inspector, prune
 from kilolayer.runs.saver import Saver
@@ -178,7 +178,7 @@ def test_all_damaged_is_none(folder: Path) -> None:
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("name", EVERY_FILE)
 def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    write = checkpoint._write
+    write = checkpoint.write_hashed
 
     def full(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
         data = b"".join(parts)
@@ -187,7 +187,7 @@ def test_a_full_disk_leaves_no_half_checkpoint(folder: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, [data])
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write_hashed", full)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(folder, made(40))
     assert "No space left on device" in caught.value.what
@@ -211,7 +211,7 @@ def test_the_number_of_files_is_named_only_where_it_is_at_its_limit(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(checkpoint, "write_hashed", full)
     monkeypatch.setattr(os, "statvfs", lambda _: few)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(folder, made(40))
@@ -220,7 +220,7 @@ def test_the_number_of_files_is_named_only_where_it_is_at_its_limit(
 
 
 def test_files_of_many_pieces_are_whole_and_their_damage_is_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "PIECE", 100)
+    monkeypatch.setattr(hashed_file, "PIECE", 100)
     path = checkpoint.save(tmp_path, made(1))
     assert same(checkpoint.load(path), made(1))
     data = (path / "model.safetensors").read_bytes()
@@ -526,7 +526,7 @@ def test_a_pickle_is_refused_and_never_run(folder: Path, tmp_path: Path, name: s
         torch.save({"weight": Canary(canary)}, path / name)
     # Its author can write a manifest too.
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = checkpoint._fingerprint(path / name)
+    manifest["files"][name] = checkpoint.fingerprint(path / name)
     (path / "manifest.json").write_text(json.dumps(manifest))
     assert checkpoint.find_fault(path) is None
     with pytest.raises(InputError, match="not a safetensors file") as caught:

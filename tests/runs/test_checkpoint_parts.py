@@ -91,7 +91,7 @@ def forge(path: Path, change: dict[str, Path | None]) -> None:
         manifest["files"].pop(name, None)
         if source is not None:
             shutil.copy(source, path / name)
-            manifest["files"][name] = checkpoint._fingerprint(path / name)
+            manifest["files"][name] = checkpoint.fingerprint(path / name)
     (path / "manifest.json").write_text(json.dumps(manifest))
 
 

@@ -140,7 +140,7 @@ def rewrite(path: Path, name: str, data: bytes) -> None:
     """Change a file of a checkpoint, and its manifest too, as its author could."""
     (path / name).write_bytes(data)
     manifest = json.loads((path / "manifest.json").read_text())
-    manifest["files"][name] = checkpoint._fingerprint(path / name)
+    manifest["files"][name] = checkpoint.fingerprint(path / name)
     (path / "manifest.json").write_text(json.dumps(manifest))
     assert checkpoint.find_fault(path) is None
 

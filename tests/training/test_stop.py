@@ -380,14 +380,14 @@ def test_a_trainer_of_a_vocabulary_ends_with_the_process_that_started_it() -> No
 
 def write_slowly(folder: str) -> None:
     """What a child does: train, and never end the write of a checkpoint; FOLDER.writing tells that it has begun."""
-    write = checkpoint._write
+    write = checkpoint.write_hashed
 
     def slow(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
         Path(f"{folder}.writing").touch()
         time.sleep(FOREVER)
         return write(path, parts)
 
-    checkpoint._write = slow
+    checkpoint.write_hashed = slow
     train_in_child(folder)
 
 

@@ -5,26 +5,22 @@
 Processes that share a model each write their own rows of it instead, to {model,optimizer}-00001-of-00004.safetensors and so on;
 the first one completes the checkpoint when all have written theirs.
 
-The manifest is written last. It lists every file with its size and the SHA-256 of each 64 MiB piece; several threads write and
-check the pieces, because a single one would take a minute for a thousand layers. A folder that does not match its manifest is
-ignored when a run is resumed, and the checkpoint before it is used.
+The manifest is written last. It lists every file with its size and the SHA-256 of each piece. A folder that does not match its
+manifest is ignored when a run is resumed, and the checkpoint before it is used.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import logging
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from multiprocessing.pool import ThreadPool  # unlike concurrent.futures, it does not delay the exit of the process
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +29,19 @@ from torch import Tensor
 
 from kilolayer.errors import InputError, KilolayerError, UnreadableError, WriteError, file_fault
 from kilolayer.files.paths import kind_of
-from kilolayer.files.reading import open_regular, read_json, unreadable
+from kilolayer.files.reading import read_json, unreadable
 from kilolayer.files.saved_tensors import SavedTensors, rows_metadata
 from kilolayer.files.tensors import Expected, check_alike, file_size, load_tensors, serialize
 from kilolayer.files.writing import make_folder, sync
 from kilolayer.moe.full_state import owner
 from kilolayer.parallel.collectives import on_all
-from kilolayer.parallel.heartbeat import count_piece
 from kilolayer.parallel.peers import Peers
+from kilolayer.runs.hashed_file import fingerprint, offsets, write_hashed
 from kilolayer.terminal import human_bytes
 from kilolayer.version import VERSION
 
 logger = logging.getLogger(__name__)
 
-PIECE = 1 << 26
-"""Bytes of a file that are hashed as one piece."""
-THREADS = min(8, os.cpu_count() or 1)
 MODEL, OPTIMIZER, STATE = "model", "optimizer", "state.json"
 FILES = (f"{MODEL}.safetensors", f"{OPTIMIZER}.safetensors", STATE)
 MANIFEST = "manifest.json"
@@ -131,19 +124,19 @@ def save(folder: Path, checkpoint: Checkpoint, group: Peers | None = None) -> Pa
     def write() -> dict[str, Any]:
         part = checkpoint.part
         return {
-            name: _write(partial / name, serialize(tensors, part.metadata(tensors)))
+            name: write_hashed(partial / name, serialize(tensors, part.metadata(tensors)))
             for name, tensors in checkpoint.files.items()
         }
 
     def complete() -> None:
         if first:
-            of_state = _write(partial / STATE, [json.dumps(checkpoint.state).encode()])
+            of_state = write_hashed(partial / STATE, [json.dumps(checkpoint.state).encode()])
             manifest = {
                 "step": checkpoint.step,
                 "versions": {"kilolayer": VERSION, "torch": torch.__version__},
                 "files": {name: entry for each in written for name, entry in each.items()} | {STATE: of_state},
             }
-            _write(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+            write_hashed(partial / MANIFEST, [json.dumps(manifest, indent=1).encode()])
             sync(partial)
             if os.path.lexists(final):
                 final.rename(replaced)
@@ -290,13 +283,13 @@ def _check_file(path: Path, written: Any, most: int) -> None:
         case _:
             raise InputError(f"{MANIFEST} does not describe {path.name}")
     # Checked before the hashes, because a file that is not ours may be very long.
-    if actual != size or len(hashes) != len(_offsets(size)):
+    if actual != size or len(hashes) != len(offsets(size)):
         raise InputError(f"{path.name} has {actual:,} bytes, not {size:,} with SHA-256 {first[:12]}")
     if size > most:
         raise InputError(f"{path.name} has {size:,} bytes, and {most:,} can be expected")
-    for number, (ours, theirs) in enumerate(zip(_fingerprint(path)["sha256"], hashes, strict=False)):
+    for number, (ours, theirs) in enumerate(zip(fingerprint(path)["sha256"], hashes, strict=False)):
         if ours != theirs:
-            raise InputError(f"{path.name} has SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {number * PIECE:,} on")
+            raise InputError(f"{path.name} has SHA-256 {ours[:12]}, not {theirs[:12]}, from byte {offsets(size)[number]:,} on")
 
 
 def _size_of(path: Path) -> int:
@@ -389,67 +382,3 @@ def average(paths: list[Path], *, expected: Expected | None = None, check: Check
         for name, total in mean.items():
             mean[name] = total + tensors[name].double() / len(paths)
     return {name: mean[name].to(tensor.dtype) if name in mean else tensor for name, tensor in newest.items()}
-
-
-def _write(path: Path, parts: Iterable[bytes | memoryview]) -> dict[str, Any]:
-    """Write the parts one after the other and return the file's manifest entry, as `_fingerprint` does, once it is on disk."""
-    pieces = _pieces(parts)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-    with os.fdopen(descriptor, "wb") as file, ThreadPool(THREADS) as pool:
-        hashes = pool.map(partial(_write_piece, file.fileno()), enumerate(pieces), chunksize=1)
-        os.fsync(file.fileno())
-    return {"bytes": sum(len(part) for piece in pieces for part in piece), "sha256": hashes}
-
-
-def _pieces(parts: Iterable[bytes | memoryview]) -> list[list[memoryview]]:
-    """Cut the parts into pieces of PIECE bytes; the last piece may be shorter."""
-    pieces: list[list[memoryview]] = [[]]
-    room = PIECE
-    for part in parts:
-        rest = memoryview(part)
-        while len(rest) > room:
-            pieces[-1].append(rest[:room])
-            pieces.append([])
-            rest, room = rest[room:], PIECE
-        pieces[-1].append(rest)
-        room -= len(rest)
-    return pieces
-
-
-def _write_piece(descriptor: int, piece: tuple[int, list[memoryview]]) -> str:
-    number, parts = piece
-    digest, offset = hashlib.sha256(), number * PIECE
-    for part in parts:
-        digest.update(part)
-        rest = part
-        while rest:
-            count = os.pwrite(descriptor, rest, offset)
-            rest, offset = rest[count:], offset + count
-    # A disk that is slow is so here, piece by piece, and not once for a whole file, which would look like a hang.
-    _on_disk(descriptor)
-    count_piece()
-    return digest.hexdigest()
-
-
-def _on_disk(descriptor: int) -> None:
-    """Wait until what has been written to a file is on the disk."""
-    getattr(os, "fdatasync", os.fsync)(descriptor)  # macOS has no fdatasync
-
-
-def _fingerprint(path: Path) -> dict[str, Any]:
-    with open_regular(path) as file, ThreadPool(THREADS) as pool:
-        size = os.fstat(file.fileno()).st_size
-        return {"bytes": size, "sha256": pool.map(partial(_hash_piece, file.fileno()), _offsets(size), chunksize=1)}
-
-
-def _offsets(size: int) -> range:
-    """The offsets of the pieces of a file."""
-    return range(0, max(size, 1), PIECE)
-
-
-def _hash_piece(descriptor: int, start: int) -> str:
-    digest, end = hashlib.sha256(), start + PIECE
-    for offset in range(start, end, 1 << 20):
-        digest.update(os.pread(descriptor, min(1 << 20, end - offset), offset))
-    count_piece()
-    return digest.hexdigest()
