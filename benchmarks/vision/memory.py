@@ -1,0 +1,102 @@
+"""The memory that training on images takes on a GPU, beside what `kilolayer plan` predicts.
+
+PYTHONPATH=src python benchmarks/vision/memory.py OUT [NAME ...] [--tiny]
+
+Each job is four steps of a configuration of `configs/`, or of a variant of one, in a process of its own, on drawn images:
+memory does not depend on what an image shows. OUT/memory.json has the peak of allocated memory, the prediction and their
+ratio. Without a GPU nothing is measured, and the peak is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import shutil
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kilolayer as kl
+from kilolayer.cli.plan import read_configuration, typical_work
+from kilolayer.config import Table, dump, load, merge
+from kilolayer.data.drawn_images import drawn_images
+from kilolayer.runs.budget import budget
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+JOBS: dict[str, tuple[str, Table]] = {
+    "scratch 12L": ("cifar10-12l", {}),
+    "scratch 100L": ("cifar10-12l", {"model": {"layers": 100}}),
+    "scratch 100L, layers recomputed": ("cifar10-12l", {"model": {"layers": 100}, "train": {"recompute": "layer"}}),
+    "MAE 12L": ("cifar10-masked-12l", {}),
+    "masked blocks 12L": ("beit-base-12l", {"images": {"rows": 128}}),
+    "segmentation 12L": ("camvid-12l", {}),
+    "ImageNet's size 24L": ("beit-large-24l-imagenet", {"images": {"rows": 32}}),
+}
+FILES = {f"{part}{end}" for part in ("train", "valid", "test") for end in ("", "_labels")}
+SMALL: Table = {"model": {"layers": 2, "dim": 16, "heads": 2, "ffn_dim": 32}, "images": {"size": 32, "rows": 4}}
+
+
+def table_of(name: str, out: Path, tiny: bool) -> Table:
+    """The configuration of a job, on drawn images."""
+    config, variant = JOBS[name]
+    table = merge(load(CONFIGS / f"{config}.toml"), variant)
+    for part in FILES & set(table["images"]):
+        table["images"][part] = str(out / "drawn" / part.replace("valid", "train"))
+    table["images"].pop("valid_share", None)
+    table["train"] = {key: value for key, value in table["train"].items() if key not in ("epochs", "warmup_share")}
+    table["train"] |= {"steps": 4, "warmup_steps": 1, "average": 1, "keep": 1}
+    if table.pop("target", None) is not None:  # pixels, instead of the codes of a tokenizer that would have to be trained first
+        table["model"].pop("vocab_size", None)
+    if not tiny:
+        return table
+    table = merge(table, SMALL)
+    if "decoder" in table["model"]["image"]:
+        table["model"]["image"]["decoder"] = {"dim": 16, "heads": 2, "layers": 1}
+    table["model"]["image"]["patch"] = 8
+    return table
+
+
+def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
+    """One job, in a process of its own."""
+    table = table_of(name, out, tiny)
+    path = out / "job.toml"
+    path.write_text(dump(table))
+    config: Any = read_configuration(path, [])
+    training = budget(config.model, typical_work(config, None)).training
+    planned = training.peak if config.train.recompute == "none" else training.peak_recomputed
+    folder = out / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    kl.train(table, run=folder)
+    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
+    row = {"plan": round(planned / 2**30, 3), "peak": None if peak is None else round(peak / 2**30, 3)}
+    return row | {"ratio": None if peak is None else round(planned / peak, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    if not (out / "drawn").exists():
+        drawn_images(out / "drawn", 32, {"train": 12 if options.tiny else 1200, "test": 6})
+    path = out / "memory.json"
+    jobs: dict[str, Any] = json.loads(path.read_text())["jobs"] if path.exists() else {}
+    for name in options.names or JOBS:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            jobs[name] = pool.submit(measured, name, out, options.tiny).result()
+        print(json.dumps({name: jobs[name]}), flush=True)
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
+        document = {"command": "python benchmarks/vision/memory.py OUT", "made_with": made_with, "unit": "GiB", "jobs": jobs}
+        path.write_text(json.dumps(document, indent=1))
+
+
+if __name__ == "__main__":
+    main()
