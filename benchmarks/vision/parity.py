@@ -45,6 +45,7 @@ AUGMENTS: dict[str, dict[str, Any]] = {"light": {"crop": "pad"}, "full": load(CO
 USUAL = [
     *(f"{system}-1e-3-128-full" for system in ("vit", "sub_ln", "trainer:sub_ln", "trainer:pre_ln", "trainer:deepnorm")),
     *(f"{system}-5e-4-128-full" for system in ("vit", "trainer:sub_ln", "trainer:deepnorm")),
+    *(f"{system}-1e-3-512-full" for system in ("vit", "trainer:sub_ln")),
 ]
 
 
