@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kilolayer.probe.record import DEAD_ENCODERS, FADED, RECORDS, UNREAD, Record, faded, record_of
+from kilolayer.probe.verdict import VANISHED
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,3 +84,17 @@ def test_a_record_is_that_of_the_nearest_moment() -> None:
     )
     assert faded(40, 100, 1e-3) == (0.5, FADED[0.5][1e-3])
     assert faded(1, 100, 1e-2) == (0.1, FADED[0.1][1e-2])
+
+
+def test_the_page_has_the_test_of_the_limit_on_the_first_layers_gradient() -> None:
+    found = json.loads((ROOT / "benchmarks/diagnose/vanishing.json").read_text())
+    first = {row["series"]: row["first"] for row in found["before"].values()}
+    runs = [(first[row["series"]], row["label"]) for row in found["runs"].values()]
+    below, above = ([label for share, label in runs if (share < VANISHED) == side] for side in (True, False))
+    models = len({row["series"] for row in found["runs"].values()})
+    page = " ".join((ROOT / "docs/diagnose.md").read_text().split())
+    assert f"{models} other models, {len(runs)} runs" in page
+    for side, title in ((below, "that began below it"), (above, "that began between it and a half")):
+        dead, idle, learned = (side.count(label) for label in ("dead", "no_progress", "finished"))
+        assert dead + idle + learned == len(side)
+        assert f"of {len(side)} {title}, {dead} were dead at the end, {idle} made no progress and {learned} learned" in page
