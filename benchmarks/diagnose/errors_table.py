@@ -27,7 +27,7 @@ from kilolayer.evaluate.stack_label import MOVED
 from kilolayer.probe.verdict import ALIKE, EXPLODED, FLAT, GROWN, IDLE, NARROW, VANISHED
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "errors.json"
+RESULTS, VANISHING = HERE / "errors.json", HERE / "vanishing.json"
 LABELS = ("finished", "dead", "source_not_read", "diverged", "no_progress")
 FAILED = LABELS[1:4]
 MOMENTS = {"start": "before training", "half": "after half of the steps", "end": "at the end"}
@@ -240,7 +240,16 @@ def records(document: dict[str, Any], moment: str) -> dict[str, list[int]]:
     found = {rule.kind: _record(run for run in runs if rule.fires(run["measured"])) for rule in rules}
     if moment == "start":
         found["none"] = _record(run for run in runs if not any(rule.fires(run["measured"]) for rule in rules))
+        both = zip(found["vanishing gradient"], _record(vanished()), strict=True)
+        found["vanishing gradient"] = [here + there for here, there in both]
     return {"all": _record(runs), **found}
+
+
+def vanished() -> list[Case]:
+    """The runs of vanishing.json that began below the limit."""
+    document = json.loads(VANISHING.read_text())
+    first = {row["series"]: row["first"] for row in document["before"].values()}
+    return [run for run in document["runs"].values() if first[run["series"]] < VANISHED]
 
 
 def _record(runs: Iterable[Case]) -> list[int]:
