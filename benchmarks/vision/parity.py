@@ -1,12 +1,13 @@
 """Image classifiers on CIFAR-10 in a loop that belongs to neither library, beside the trainer: is ours behind, and where?
 
-PYTHONPATH=src python benchmarks/vision/parity.py OUT [NAME ...] [--epochs 10] [--parallel 4] [--tiny]
+PYTHONPATH=src python benchmarks/vision/parity.py OUT [NAME ...] [--epochs 10] [--parallel 4] [--small | --tiny]
 
 The loop: torch's AdamW and bf16 autocast, on a GPU one captured graph from the augmentation to the update. In it, Hugging
 Face's ViT with its own start, and `kl.ImageEncoder` by recipe without fast forms. "trainer" is `kl.train` with the
 configuration cifar10-12l and the same options. All have 12 layers of d 384, patches of 4 pixels, no drop path, the same
 rates, warm-up (a twentieth) and cosine. A name is SYSTEM-RATE-ROWS-AUGMENTATION, such as vit-1e-3-512-light or
 trainer:sub_ln-5e-4-128-full; "full" is the augmentation of cifar10-12l, "light" shifts and mirrors images.
+--small: 4 layers of d 128, patches of 8 pixels and one thread, for a CPU.
 OUT/parity.json has the accuracy on the test images after the last epoch, and the training loss by tenths of the run.
 Needs KILOLAYER_DATA, with cifar10, but for --tiny.
 """
@@ -42,6 +43,7 @@ from kilolayer.data.images import ImagesConfig, normalized, read_images
 CONFIG = Path(__file__).parents[2] / "configs" / "cifar10-12l.toml"
 SMOOTHING, DECAY, BETAS, WARMUP, CLIP = 0.1, 0.05, (0.9, 0.999), 0.05, 1.0
 AUGMENTS: dict[str, dict[str, Any]] = {"light": {"crop": "pad"}, "full": load(CONFIG)["augment"]}
+SMALL = [f"{system}-1e-3-128-{augment}" for augment in AUGMENTS for system in ("vit", "pre_ln", "sub_ln", "trainer:sub_ln")]
 USUAL = [
     *(f"{system}-1e-3-128-full" for system in ("vit", "sub_ln", "trainer:sub_ln", "trainer:pre_ln", "trainer:deepnorm")),
     *(f"{system}-5e-4-128-full" for system in ("vit", "trainer:sub_ln", "trainer:deepnorm")),
@@ -58,6 +60,9 @@ class Size:
     layers: int = 12
     dim: int = 384
     heads: int = 6
+
+
+SIZES = {"usual": Size(), "small": Size(32, 8, 4, 128, 4), "tiny": Size(16, 4, 2, 16, 2)}
 
 
 @dataclass(frozen=True)
@@ -216,18 +221,20 @@ def trainer(job: Job, size: Size, sources: dict[str, str], epochs: int, folder: 
     return {"losses": means, "accuracy": round(run.scores()["test"]["accuracy"]["value"], 2)}
 
 
-def run(name: str, epochs: int, out: Path, tiny: bool) -> tuple[str, dict[str, Any]]:
+def run(name: str, epochs: int, out: Path, kind: str) -> tuple[str, dict[str, Any]]:
     """One job, in a process of its own; one that fails has the reason."""
     try:
-        return name, trained(name, epochs, out, tiny)
+        return name, trained(name, epochs, out, kind)
     except Exception as error:  # the others go on
         return name, {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
-def trained(name: str, epochs: int, out: Path, tiny: bool) -> dict[str, Any]:
+def trained(name: str, epochs: int, out: Path, kind: str) -> dict[str, Any]:
     job, began = Job.of(name), time.monotonic()
-    size = Size(16, 4, 2, 16, 2) if tiny else Size()
-    if tiny:
+    size = SIZES[kind]
+    if kind == "small":
+        torch.set_num_threads(1)
+    if kind == "tiny":
         sources = {part: str(out / "drawn" / part) for part in ("train", "test")}
     else:
         archive = Path(os.environ["KILOLAYER_DATA"]).resolve() / "cifar10" / "cifar10_jpeg.tar.xz"
@@ -247,27 +254,27 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--parallel", type=int, default=4)
-    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--small", dest="kind", action="store_const", const="small", default="usual")
+    parser.add_argument("--tiny", dest="kind", action="store_const", const="tiny")
     options = parser.parse_args()
     out = options.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
-    if options.tiny and not (out / "drawn").exists():
+    if options.kind == "tiny" and not (out / "drawn").exists():
         drawn_images(out / "drawn", 16, {"train": 24, "test": 6})
     path = out / "parity.json"
     rows: dict[str, Any] = json.loads(path.read_text())["runs"] if path.exists() else {}
-    job = partial(run, epochs=options.epochs, out=out, tiny=options.tiny)
+    usual = SMALL if options.kind == "small" else USUAL
+    job = partial(run, epochs=options.epochs, out=out, kind=options.kind)
+    flags = "" if options.kind == "usual" else f" --{options.kind}"
+    command = f"python benchmarks/vision/parity.py OUT --epochs {options.epochs}{flags}"
     with ProcessPoolExecutor(options.parallel, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(job, name) for name in options.names or USUAL]):
+        for done in as_completed([pool.submit(job, name) for name in options.names or usual]):
             name, row = done.result()
             rows[name] = row
             print(json.dumps({name: row}), flush=True)
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
             made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
-            path.write_text(
-                json.dumps(
-                    {"command": "python benchmarks/vision/parity.py OUT", "made_with": made_with, "runs": rows}, indent=1
-                )
-            )
+            path.write_text(json.dumps({"command": command, "made_with": made_with, "runs": rows}, indent=1))
 
 
 if __name__ == "__main__":
