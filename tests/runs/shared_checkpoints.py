@@ -20,7 +20,7 @@ from torch import Tensor
 from kilolayer.errors import InputError
 from kilolayer.parallel import heartbeat
 from kilolayer.parallel.processes import Processes
-from kilolayer.runs import checkpoint
+from kilolayer.runs import checkpoint, hashed_file
 from kilolayer.runs.checkpoint import Checkpoint, CheckpointError, Part
 from kilolayer.runs.saver import Saver
 
@@ -168,7 +168,7 @@ def write_slowly(group: dist.ProcessGroup, folder: Path, bytes_at_once: int, han
 
     store = dist.FileStore(str(folder.parent / "store"), dist.get_world_size(group))
     slow = patch.multiple(os, pwrite=written, fsync=sync, fdatasync=sync) if rank == 1 else nullcontext()
-    pieces = patch.multiple(checkpoint, PIECE=bytes_at_once, THREADS=1)
+    pieces = patch.multiple(hashed_file, PIECE=bytes_at_once, THREADS=1)
     often = patch.multiple(heartbeat, POLL_SECONDS=0.1)
     seen = patch.object(heartbeat._Watch, "_end", lambda _, behind: ended.append(behind))
     with slow, pieces, often, seen, heartbeat.watchdog(store, rank, dist.get_world_size(group), 1.5, lambda: 7):
