@@ -22,7 +22,6 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from speed import CLASSES, Shape, vit_model
 from torch import Tensor, nn
 
 import kilolayer as kl
@@ -51,18 +51,7 @@ USUAL = [
 ]
 
 
-@dataclass(frozen=True)
-class Size:
-    """The images and the model."""
-
-    side: int = 32
-    patch: int = 4
-    layers: int = 12
-    dim: int = 384
-    heads: int = 6
-
-
-SIZES = {"usual": Size(), "small": Size(32, 8, 4, 128, 4), "tiny": Size(16, 4, 2, 16, 2)}
+SHAPES = {"usual": Shape(12), "small": Shape(4, patch=8, dim=128, heads=4), "tiny": Shape(2, size=16, dim=16, heads=2)}
 
 
 @dataclass(frozen=True)
@@ -112,41 +101,24 @@ class Data:
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
-def vit(size: Size, classes: int) -> Callable[[Tensor], Tensor]:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=size.dim,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        intermediate_size=4 * size.dim,
-        image_size=size.side,
-        patch_size=size.patch,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        num_labels=classes,  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
-    )
-    return ViTForImageClassification(config)
-
-
-def ours(recipe: str, size: Size, classes: int) -> nn.Module:
+def ours(recipe: str, shape: Shape) -> nn.Module:
     return kl.ImageEncoder(
-        kl.ImageInput(size=size.side, patch=size.patch),
-        dim=size.dim,
-        heads=size.heads,
-        ffn_dim=4 * size.dim,
-        layers=size.layers,
+        kl.ImageInput(size=shape.size, patch=shape.patch),
+        dim=shape.dim,
+        heads=shape.heads,
+        ffn_dim=4 * shape.dim,
+        layers=shape.layers,
         recipe=recipe,
         positions="learned",
         activation="gelu",
-        head=kl.Head(outputs=classes, pooler="none", dropout=0.0),
+        head=kl.Head(outputs=CLASSES, pooler="none", dropout=0.0),
     )
 
 
-def neutral(job: Job, size: Size, data: Data, classes: int, epochs: int, device: torch.device) -> dict[str, Any]:
+def neutral(job: Job, shape: Shape, data: Data, epochs: int, device: torch.device) -> dict[str, Any]:
     """Train in the loop that belongs to neither library."""
     torch.manual_seed(1)
-    model: Any = (vit if job.system == "vit" else partial(ours, job.system))(size, classes)
+    model: Any = vit_model(shape) if job.system == "vit" else ours(job.system, shape)
     model = model.to(device).train()
     (pixels, labels), captures = data.train, device.type == "cuda"
     lr = torch.zeros((), device=device)
@@ -154,7 +126,7 @@ def neutral(job: Job, size: Size, data: Data, classes: int, epochs: int, device:
     others = [weight for weight in model.parameters() if weight.dim() <= 1]
     groups = [{"params": matrices, "weight_decay": DECAY}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr, BETAS, capturable=captures)
-    augment = Augment(AugmentConfig(**AUGMENTS[job.augment]), 1, classes)
+    augment = Augment(AugmentConfig(**AUGMENTS[job.augment]), 1, CLASSES)
     members = torch.zeros(job.rows, dtype=torch.int64, device=device)
     epoch = torch.zeros((), dtype=torch.int64, device=device)
     total = torch.zeros((), device=device)
@@ -205,12 +177,18 @@ def accuracy(model: Any, images: tuple[Tensor, Tensor], rows: int, device: torch
     return round(100 * right / len(images[1]), 2)
 
 
-def trainer(job: Job, size: Size, sources: dict[str, str], epochs: int, folder: Path) -> dict[str, Any]:
+def trainer(job: Job, shape: Shape, sources: dict[str, str], epochs: int, folder: Path) -> dict[str, Any]:
     """Train as `kilolayer train` does."""
-    table, share = load(CONFIG), 0.02 if size.side == Size.side else 0.3
-    table["model"] |= {"layers": size.layers, "dim": size.dim, "heads": size.heads, "ffn_dim": 4 * size.dim, "drop_path": 0.0}
-    table["model"] |= {"recipe": {"name": job.system.partition(":")[2]}, "image": {"patch": size.patch}}
-    table["images"] = {**sources, "valid_share": share, "size": size.side, "rows": job.rows}
+    table, share = load(CONFIG), 0.02 if shape.size == Shape.size else 0.3
+    table["model"] |= {
+        "layers": shape.layers,
+        "dim": shape.dim,
+        "heads": shape.heads,
+        "ffn_dim": 4 * shape.dim,
+        "drop_path": 0.0,
+    }
+    table["model"] |= {"recipe": {"name": job.system.partition(":")[2]}, "image": {"patch": shape.patch}}
+    table["images"] = {**sources, "valid_share": share, "size": shape.size, "rows": job.rows}
     table["augment"] = AUGMENTS[job.augment]
     table["train"] = {"epochs": epochs, "lr": float(job.lr), "warmup_share": WARMUP, "average": 1, "keep": 1}
     shutil.rmtree(folder, ignore_errors=True)
@@ -231,7 +209,7 @@ def run(name: str, epochs: int, out: Path, kind: str) -> tuple[str, dict[str, An
 
 def trained(name: str, epochs: int, out: Path, kind: str) -> dict[str, Any]:
     job, began = Job.of(name), time.monotonic()
-    size = SIZES[kind]
+    shape = SHAPES[kind]
     if kind == "small":
         torch.set_num_threads(1)
     if kind == "tiny":
@@ -240,11 +218,11 @@ def trained(name: str, epochs: int, out: Path, kind: str) -> dict[str, Any]:
         archive = Path(os.environ["KILOLAYER_DATA"]).resolve() / "cifar10" / "cifar10_jpeg.tar.xz"
         sources = {part: f"{archive}:{part}" for part in ("train", "test")}
     if job.system.startswith("trainer:"):
-        found = trainer(job, size, sources, epochs, out / name.replace(":", "-"))
+        found = trainer(job, shape, sources, epochs, out / name.replace(":", "-"))
     else:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        data = Data.read(sources, size.side, out / "cache", device)
-        found = neutral(job, size, data, len(data.train[1].unique()), epochs, device)
+        data = Data.read(sources, shape.size, out / "cache", device)
+        found = neutral(job, shape, data, epochs, device)
     return {**asdict(job), "epochs": epochs, **found, "seconds": round(time.monotonic() - began, 1)}
 
 

@@ -124,7 +124,8 @@ def _refuse(message: str) -> None:
     raise RuntimeError(message)  # a slower form must not be measured as if it were the usual one
 
 
-def vit(shape: Shape, device: torch.device, **compiling: Any) -> Step:
+def vit_model(shape: Shape) -> Any:
+    """Hugging Face's classifier, with its own start and no dropout."""
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
@@ -139,8 +140,12 @@ def vit(shape: Shape, device: torch.device, **compiling: Any) -> Step:
         num_labels=CLASSES,  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
         attn_implementation="sdpa",  # pyright: ignore[reportCallIssue], every configuration of Transformers takes it
     )
+    return ViTForImageClassification(config)
+
+
+def vit(shape: Shape, device: torch.device, **compiling: Any) -> Step:
     with device:
-        model = ViTForImageClassification(config)
+        model = vit_model(shape)
     return autocast_step(model, lambda images: model(images).logits, model.vit.layers, shape, device, **compiling)
 
 
