@@ -1,10 +1,13 @@
 """The memory that training on images takes on a GPU, beside what `kilolayer plan` predicts.
 
-PYTHONPATH=src python benchmarks/vision/memory.py OUT [NAME ...] [--tiny]
+PYTHONPATH=src python benchmarks/vision/memory.py OUT [NAME ...] [--trace] [--tiny]
 
 Each job is four steps of a configuration of `configs/`, or of a variant of one, in a process of its own, on drawn images:
 memory does not depend on what an image shows. OUT/memory.json has the peak of allocated memory, the prediction and their
 ratio. Without a GPU nothing is measured, and the peak is null.
+
+--trace: also what the peak consists of, from a second run of the job with a record of every allocation: GiB by the function of
+Kilolayer that allocated it, or by the innermost function where it was none of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ import json
 import multiprocessing
 import platform
 import shutil
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +82,47 @@ def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
     return row | {"ratio": None if peak is None else round(planned / peak, 3)}
 
 
+def traced(name: str, out: Path, tiny: bool) -> dict[str, float]:
+    """What the peak of one job consists of, in a process of its own."""
+    folder = out / "run"
+    shutil.rmtree(folder, ignore_errors=True)
+    torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=2**22)
+    kl.train(table_of(name, out, tiny), run=folder)
+    return at_peak(torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()])
+
+
+def at_peak(events: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """GiB by function at the moment when most was allocated, the largest first; parts under 1% are one entry."""
+    signs = {"alloc": 1, "free_requested": -1}
+    totals = list(accumulate(signs.get(event["action"], 0) * event.get("size", 0) for event in events))
+    alive: dict[int, dict[str, Any]] = {}
+    for event in events[: totals.index(max(totals)) + 1]:
+        if event["action"] == "alloc":
+            alive[event["addr"]] = event
+        elif event["action"] == "free_requested":
+            alive.pop(event["addr"], None)
+    parts: Counter[str] = Counter()
+    for event in alive.values():
+        parts[function_of(event["frames"])] += event["size"]
+    small = {where for where, size in parts.items() if size < max(totals) / 100}
+    shown = {where: round(size / 2**30, 3) for where, size in parts.most_common() if where not in small}
+    return shown | {"other": round(sum(parts[where] for where in small) / 2**30, 3)}
+
+
+def function_of(frames: Sequence[dict[str, Any]]) -> str:
+    """The innermost function of Kilolayer among the frames of an allocation, which begin with the innermost."""
+    ours = next((frame for frame in frames if "kilolayer/" in frame["filename"]), None)
+    frame = ours or next(iter(frames), None)
+    if frame is None:
+        return "unknown"
+    return f"{frame['filename'].rpartition('kilolayer/')[2]}:{frame['line']} {frame['name']}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
+    parser.add_argument("--trace", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     out = options.out.resolve()
@@ -91,6 +134,9 @@ def main() -> None:
     for name in options.names or JOBS:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             jobs[name] = pool.submit(measured, name, out, options.tiny).result()
+        if options.trace and torch.cuda.is_available():
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+                jobs[name]["at peak"] = pool.submit(traced, name, out, options.tiny).result()
         print(json.dumps({name: jobs[name]}), flush=True)
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}

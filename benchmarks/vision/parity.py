@@ -44,10 +44,11 @@ CONFIG = Path(__file__).parents[2] / "configs" / "cifar10-12l.toml"
 SMOOTHING, DECAY, BETAS, WARMUP, CLIP = 0.1, 0.05, (0.9, 0.999), 0.05, 1.0
 AUGMENTS: dict[str, dict[str, Any]] = {"light": {"crop": "pad"}, "full": load(CONFIG)["augment"]}
 SMALL = [f"{system}-1e-3-128-{augment}" for augment in AUGMENTS for system in ("vit", "pre_ln", "sub_ln", "trainer:sub_ln")]
+TRAINED = ("trainer:pre_ln", "trainer:sub_ln", "trainer:deepnorm")
 USUAL = [
-    *(f"{system}-1e-3-128-full" for system in ("vit", "sub_ln", "trainer:sub_ln", "trainer:pre_ln", "trainer:deepnorm")),
-    *(f"{system}-5e-4-128-full" for system in ("vit", "trainer:sub_ln", "trainer:deepnorm")),
-    *(f"{system}-1e-3-512-full" for system in ("vit", "trainer:sub_ln")),
+    *(f"{system}-{lr}-128-full" for lr in ("1e-3", "5e-4", "2.5e-4", "1.25e-4") for system in ("vit", *TRAINED)),
+    *(f"{system}-2.5e-4-128-light" for system in ("vit", "sub_ln")),
+    "sub_ln-1e-3-128-full",
 ]
 
 

@@ -18,7 +18,7 @@ from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
 # learning rates are our choice.
 OPTIMIZER: Table = {"optimizer": "adamw", "weight_decay": 0.05, "beta2": 0.999}
 TRAINING: Table = {"schedule": "cosine", "clip_norm": 1.0, "valid_sentences": 10**9}
-FROM_SCRATCH: Table = {"lr": 1e-3}
+FROM_SCRATCH: Table = {"lr": 2.5e-4}
 FINE_TUNING: Table = {"lr": 5e-4, "layer_decay": 0.75}
 EPOCHS, WARMUP = 100, 0.05
 SMALL, SMALL_PATCH, PATCH = 64, 4, 16
