@@ -2,9 +2,10 @@
 
 python benchmarks/dead/table.py [RUNS.jsonl]        # from the runs of train.py, or again from runs.json
 
-The runs are those of design.py, those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
-methods of FIT are for fitting, and in the test set those of deepnorm.json: DeepNorm 50L-50L as in that table, in fp32 and
-eagerly. The label of a run is the outcome that a comparison gives it (kilolayer.compare.outcome), from its end alone.
+The runs are those of design.py; those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
+methods of FIT are for fitting; and in the test set those of deepnorm.json, DeepNorm 50L-50L as in that table, in fp32 and
+eagerly, and those of admin-figure2, admin-table4 and admin-checks. The label of a run is the outcome that a comparison gives it
+(kilolayer.compare.outcome), from its end alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from kilolayer.report.record import Record
 HERE = Path(__file__).parent
 RUNS, DEEPNORM, TABLE1 = HERE / "runs.json", HERE / "deepnorm.json", HERE.parent / "reproduce" / "deepnet-table1.json"
 KEPT = ("name", "set", "task", "recipe", "layers", "dim", "lr", "warmup", "eps", "seed", "steps", "source_gain")
-FIT = ("admin", "ds_init", "normformer")
+FIT, ADMIN_LR = ("admin", "ds_init", "normformer"), 7e-4
 Rule = tuple[tuple[float, float], ...]
 """A stack is dying once every check over a window (a fraction of the steps) was below a share of the gradient, for any pair."""
 WINDOWS, SHARES = (0.03, 0.05, 0.1, 0.15, 0.2), (3e-4, 2e-4, 1.5e-4, 1e-4, 7e-5, 5e-5, 3e-5, 2e-5, 1e-5)
@@ -62,37 +63,60 @@ def labelled(run: Run) -> Run:
 
 
 def translators() -> Iterable[Run]:
-    """The runs of deepnet-table1 that went to their end and recorded their stacks, and those of deepnorm.json."""
+    """The runs of deepnet-table1 that recorded their stacks, and those of deepnorm.json."""
     document, others = json.loads(TABLE1.read_text()), json.loads(DEEPNORM.read_text())
     found = document["found"]
     for run in found["runs"] + found["not_chosen"] + document.get("not_asked", []) + others["runs"]:
-        if not run.get("stacks") or run["outcome"] == "unfinished":
-            continue
-        options, recipe = run["options"], run["options"]["model.recipe"]
-        name = recipe if isinstance(recipe, str) else recipe["name"]
-        rows = [{"step": step, side: {"reached": reached}} for side, own in run["stacks"].items() for step, reached in own]
-        yield {
-            "name": f"128 {run['name']}",
-            "set": "fit" if name in FIT else "test",
-            "task": "translation",
-            "recipe": name,
-            "layers": options["layers"],
-            "dim": 128,
-            "lr": options["train.lr"],
-            "warmup": 0.4,
-            "eps": 1e-8,
-            "seed": options["train.seed"],
-            "steps": 1000,
-            "source_gain": run["source_gain"],
-            "label": run["outcome"],
-            "dead": [each.side for each in dead_stacks(checks_of(rows), options["train.lr"])],
-            "stacks": run["stacks"],
-        }
+        if run.get("stacks") and run["outcome"] != "unfinished":
+            recipe, options = run["options"]["model.recipe"], run["options"]
+            name = recipe if isinstance(recipe, str) else recipe["name"]
+            own = {"recipe": name, "layers": options["layers"], "lr": options["train.lr"], "steps": 1000}
+            yield reproduced(run, f"128 {run['name']}", "fit" if name in FIT else "test", own)
+
+
+def of_admin() -> Iterable[Run]:
+    """The runs of Very Deep Transformers: RAdam, 4,000 or 8,000 steps, encoders of up to 60 layers; none was for fitting."""
+    read = [
+        json.loads((TABLE1.parent / f"{name}.json").read_text()) for name in ("admin-figure2", "admin-table4", "admin-checks")
+    ]
+    figure, table, checks = read
+    groups = [
+        *(("figure2", ADMIN_LR, runs) for runs in figure["found"].values()),
+        ("table4 backward", ADMIN_LR, [table["found"]["backward"]]),
+        *((f"table4 {name}", ADMIN_LR, runs) for name, runs in table["found"]["forward"].items()),
+        ("longer", ADMIN_LR, checks["runs"]["longer"]),
+        ("faster", 2 * ADMIN_LR, checks["runs"]["faster"]),
+    ]
+    for group, lr, runs in groups:
+        for run in runs:
+            recipe = run["options"].get("model.recipe", {"name": "admin" if "deep" in group else "post_ln"})["name"]
+            deeper = max(map(int, str(run["options"]["layers"]).split("-")))
+            own = {"recipe": recipe, "layers": deeper, "lr": lr, "steps": run["valid"][-1][0]}
+            yield reproduced(run, f"admin {group} {run['name']}", "test", own)
+
+
+def reproduced(run: Run, name: str, part: str, own: Run) -> Run:
+    """A run of a reproduction, as those of train.py are here; own: what its options are called there."""
+    rows = [{"step": step, side: {"reached": reached}} for side, each in run["stacks"].items() for step, reached in each]
+    return {
+        "name": name,
+        "set": part,
+        "task": "translation",
+        "dim": 128,
+        "warmup": 0.4,
+        "eps": 1e-8,
+        "seed": run["options"]["train.seed"],
+        **own,
+        "source_gain": run["source_gain"],
+        "label": run["outcome"],
+        "dead": [each.side for each in dead_stacks(checks_of(rows), own["lr"])],
+        "stacks": run["stacks"],
+    }
 
 
 def every_run() -> list[Run]:
     """The runs of all sources."""
-    return [*json.loads(RUNS.read_text())["runs"], *translators()]
+    return [*json.loads(RUNS.read_text())["runs"], *translators(), *of_admin()]
 
 
 def called(run: Run, rule: Rule = DYING) -> int | None:

@@ -216,9 +216,12 @@ def dead_table() -> Data:
     "dead/runs.json",
     "dead/deepnorm.json",
     "reproduce/deepnet-table1.json",
+    "reproduce/admin-figure2.json",
+    "reproduce/admin-table4.json",
+    "reproduce/admin-checks.json",
     given=("rates by factors of 2",),
 )
-def dying_stacks(_: Data, __: Data, ___: Data) -> Pieces:
+def dying_stacks(*_: Data) -> Pieces:
     table = dead_table()
     runs = table["runs"]
     fit, test = ([run for run in runs if run["set"] == name] for name in ("fit", "test"))
