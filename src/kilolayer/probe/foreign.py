@@ -109,10 +109,6 @@ def _check_loss(value: Any) -> float:
     return float(value.detach())
 
 
-def _layouts(stacks: Layers) -> list[tuple[list[nn.Module], Any]]:
-    return [(layers, layout_of(layers[0])) for layers in stacks.values()]
-
-
 def _title(model: nn.Module, stacks: Layers) -> str:
     depths = ", ".join(
         f"{counted(len(layers), 'layer')}{f' in its {side}' * (side != 'model')}" for side, layers in stacks.items()
