@@ -88,7 +88,8 @@ def traced(name: str, out: Path, tiny: bool) -> dict[str, float]:
     shutil.rmtree(folder, ignore_errors=True)
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=2**22)
     kl.train(table_of(name, out, tiny), run=folder)
-    return at_peak(torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()])
+    recorded: Any = torch.cuda.memory._snapshot()
+    return at_peak(recorded["device_traces"][torch.cuda.current_device()])
 
 
 def at_peak(events: Sequence[dict[str, Any]]) -> dict[str, float]:
