@@ -11,7 +11,7 @@ from torch import Tensor
 
 import kilolayer as kl
 from kilolayer.models.model import Model
-from kilolayer.probe.sharpness import adam_denominators, first_denominators, largest_eigenvalue, saved_squares, sharpness
+from kilolayer.probe.sharpness import adam_denominators, first_denominators, largest_eigenvalue, sharpness
 
 EXACT = {"most": 1000, "tolerance": 1e-7}
 SHAPES = {
@@ -108,14 +108,6 @@ def test_the_first_denominators_are_those_of_torchs_adam() -> None:
     squares = [optimizer.state[parameter]["exp_avg_sq"] for parameter in model.parameters()]
     for found, wanted in zip(adam_denominators(squares, 1, beta2=0.98, eps=1e-6), expected, strict=True):
         assert torch.allclose(found, wanted, rtol=1e-9, atol=0)
-
-
-def test_a_checkpoints_squares_come_in_the_models_order() -> None:
-    model, _ = small("decoder")
-    named = {f"{name}/square": torch.full_like(p, float(index)) for index, (name, p) in enumerate(model.named_parameters())}
-    squares, updates = saved_squares(model, {**dict(reversed(named.items())), "updates": torch.tensor(7.0)})
-    assert updates == 7
-    assert [float(each.flatten()[0]) for each in squares] == list(range(len(named)))
 
 
 def test_a_loss_that_is_not_finite_has_no_sharpness() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -122,15 +122,6 @@ def adam_denominators(squares: Sequence[Tensor], updates: int, *, beta2: float, 
     """Adam's denominators sqrt(v / (1 - beta2^t)) + eps, from the running means v of squared gradients after t >= 1 updates."""
     left = 1 - beta2**updates
     return [(square / left).sqrt() + eps for square in squares]
-
-
-def saved_squares(model: Model, tensors: Mapping[str, Tensor]) -> tuple[list[Tensor], int]:
-    """The running means of squared gradients and the number of updates, from the optimizer's part of a checkpoint.
-
-    They are in the order of parameters that `sharpness` expects.
-    """
-    named = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return [tensors[f"{name}/square"] for name in named], int(tensors["updates"])
 
 
 def first_denominators(model: Model, loss: Loss, *, eps: float) -> list[Tensor]:
