@@ -24,7 +24,8 @@ from kilolayer.compare.machine import demand_of
 from kilolayer.compare.result import Member, is_complete
 from kilolayer.config import Table
 from kilolayer.reproduce import lab as laboratory
-from kilolayer.reproduce.lab import Lab, Run, earlier_runs, is_known
+from kilolayer.reproduce.lab import Lab, earlier_runs
+from kilolayer.reproduce.stored_run import Run, ended
 from kilolayer.reproduce.sweep import at_best_rate
 from kilolayer.runs.run import cache_folder, prepare
 
@@ -132,7 +133,7 @@ class Pool:
 
         with ThreadPoolExecutor(len(settings)) as threads:
             found = threads.map(search, range(len(settings)), settings)
-            return tuple(run for runs in found for run in runs if is_known(run))
+            return tuple(run for runs in found for run in runs if ended(run))
 
     def leave(self) -> None:
         """End the program without waiting for processes that were killed."""

@@ -133,8 +133,8 @@ def deaths(runs: list[Data], setting: str, instrument: str) -> Pieces:
 
 def verdicts(admin: Any, table3: Data, figure2: Data, table1: Data, figure3: Data, table4: Data) -> Pieces:
     signs = table3["found"]["signs"]["60-12"]
-    assert (signs["6-6"], signs["12-60"]) == ("-", "-")
-    yield row("Table 3", table3["verdict"], "60L-12L is significantly worse than 6L-6L and than 12L-60L")
+    assert (signs["6-6"], signs["12-12"], signs["12-60"]) == ("-", "-", "-")
+    yield row("Table 3", table3["verdict"], "60L-12L is significantly worse than 6L-6L, 12L-12L and 12L-60L")
     deep, shallow = (f"{math.exp(mean(admin[layers], 'loss')):.2f}" for layers in ("60-12", "6-6"))
     perplexities = f"Post-LN 60L-12L is dead; the perplexity of Admin is {deep} at 60L-12L and {shallow} at 6L-6L"
     yield row("Figure 2", figure2["verdict"], perplexities)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.stored_run import Run
 
 
 def run_of(loss: float | None, seed: int = 1, outcome: str = "finished", **options: Any) -> Run:

@@ -14,7 +14,8 @@ from kilolayer.compare.outcome import Kind, Outcome
 from kilolayer.compare.result import Member, Result
 from kilolayer.compare.table import tabulate
 from kilolayer.reproduce.cells import cell_of, cells_by, grid_of, is_lower
-from kilolayer.reproduce.lab import Run, as_json
+from kilolayer.reproduce.lab import as_json
+from kilolayer.reproduce.stored_run import Run
 
 KINDS: tuple[Kind, ...] = ("finished",) * 3 + ("diverged", "dead", "no_progress", "unfinished", "failed", "waiting")
 SETTINGS = [

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from kilolayer.reproduce.base import get
-from kilolayer.reproduce.lab import Lab, Run
+from kilolayer.reproduce.lab import Lab
+from kilolayer.reproduce.stored_run import Run
 from tests.reproduce.made_up_runs import run_of, two_seeds
 
 

@@ -16,7 +16,8 @@ from kilolayer.reproduce.deepnet_figure9 import FACTORS
 from kilolayer.reproduce.deepnet_table4 import MODELS
 from kilolayer.reproduce.deepnet_table5 import DEEP, WIDE
 from kilolayer.reproduce.few_shots import FewShots
-from kilolayer.reproduce.lab import Lab, Run
+from kilolayer.reproduce.lab import Lab
+from kilolayer.reproduce.stored_run import Run
 from tests.reproduce.made_up_runs import NO_RESULT, run_of, translated, two_seeds
 
 
@@ -366,10 +367,10 @@ def test_table_6_is_judged_by_its_rule(word: str, found: Found) -> None:
 
 @dataclass(frozen=True)
 class PreTrained(Lab):
-    """Masked language models by what became of each rate, and fine-tunings of four seeds. starts: as asked."""
+    """Masked language models by what became of each rate, and fine-tunings of four seeds. starts: as asked, by recipe."""
 
     ends: tuple[str, str] = ("finished", "finished")
-    starts: list[str] = field(default_factory=list)
+    starts: dict[str, str] = field(default_factory=dict)
 
     def language(self, task: str = "causal_lm", **sections: Any) -> dict[str, Any]:
         return {}
@@ -383,20 +384,18 @@ class PreTrained(Lab):
         ]
 
     def compare_settings(self, name: str, config: Any, settings: Any) -> list[Run]:
-        self.starts.extend(setting["train.start_from"] for setting in settings)
+        self.starts[name] = config["train"]["start_from"]
         ends = ("finished", "no_progress", "failed", "diverged")
-        return [
-            run_of(None, seed, end, train__start_from=start) | {"metric": 80.0 + seed}
-            for start in self.starts
-            for seed, end in enumerate(ends)
-        ]
+        return [run_of(None, seed, end) | {"metric": 80.0 + seed} for seed, end in enumerate(ends)]
 
 
 def test_fine_tuning_starts_at_the_larger_rate_that_has_ended_and_counts_the_seeds_that_have_a_score(tmp_path: Path) -> None:
     for larger, rate in (("waiting", 5e-4), ("finished", 1e-3)):
         lab = PreTrained(tmp_path / "deepnet-table6", tiny=True, ends=("finished", larger))
         found = get("deepnet-table6").measure(lab)
-        assert lab.starts == [str(lab.folder / f"{recipe}-{rate}") for recipe in ("post_ln", "sub_ln")]
+        starts = {f"glue-{recipe}-{rate:g}": str(lab.folder / f"{recipe}-{rate}") for recipe in ("post_ln", "sub_ln")}
+        assert lab.starts == starts
+        assert {recipe: len(runs) for recipe, runs in found["tuned"].items()} == {"post_ln": 4, "sub_ln": 4}
         assert found["glue"] == {recipe: {"language": [80.0, 81.0]} for recipe in ("post_ln", "sub_ln")}
         assert found["open"] == 2  # the failed ones
 

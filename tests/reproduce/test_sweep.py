@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from kilolayer.reproduce.cells import grid_of
-from kilolayer.reproduce.lab import Lab, Run, combinations, digest_of, earlier_runs, has, keep
+from kilolayer.reproduce.lab import Lab, combinations, digest_of, earlier_runs
+from kilolayer.reproduce.stored_run import Run, has, keep
 from kilolayer.reproduce.sweep import at_best_rate
 
 SETTINGS = combinations({"model.recipe": ("post_ln", "deepnorm"), "layers": (6, 18)})

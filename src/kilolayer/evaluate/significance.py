@@ -121,12 +121,17 @@ def comparison_matrix(
     *,
     samples: int = SAMPLES,
     seed: int = SEED,
+    copies: int = 1,
 ) -> Matrix:
-    """Compare every system with every other, all on the same resampled test sets."""
+    """Compare every system with every other, all on the same resampled test sets.
+
+    copies: how often the test set stands in `references`, such as once for each seed of the systems; all copies of a sentence
+    are drawn together.
+    """
     if len(systems) < 2:
         raise OptionError(f"{len(systems)} system to compare", fix="give at least two")
     metric = metric or Bleu()
-    values, resampled = _resample(list(systems.values()), references, metric, samples, seed)
+    values, resampled = _resample(list(systems.values()), references, metric, samples, seed, copies)
     every = range(len(values))
     p_values = [[_p_value(values[i], values[j], resampled[i], resampled[j]) for j in every] for i in every]
     return Matrix(
@@ -142,12 +147,13 @@ def comparison_matrix(
 
 
 def _resample(
-    systems: Sequence[Lines], references: Lines, metric: Metric, samples: int, seed: int
+    systems: Sequence[Lines], references: Lines, metric: Metric, samples: int, seed: int, copies: int = 1
 ) -> tuple[list[float], Numbers]:
     """The score of each system, and its scores on the resampled test sets, [systems, samples], which all systems share."""
     if not 1 <= samples <= MOST_SAMPLES:
         raise OptionError(f"samples is {shown(samples)}", fix=f"1 to {MOST_SAMPLES:,}; 1000 is usual")
-    statistics = np.stack([metric.statistics(lines, references) for lines in systems], axis=1)  # [sentences, systems, terms]
+    statistics = np.stack([metric.statistics(lines, references) for lines in systems], axis=1)
+    statistics = statistics.reshape(copies, -1, *statistics.shape[1:]).sum(axis=0)  # [sentences, systems, terms]
     sentences, count, terms = statistics.shape
     sums = resampled_sums(statistics.reshape(sentences, count * terms), samples, seed).reshape(samples, count, terms)
     return [float(value) for value in metric.values(statistics.sum(axis=0))], metric.values(sums).T

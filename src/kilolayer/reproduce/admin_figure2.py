@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import SETTING, admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import Cell, cells_by
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
 
@@ -35,8 +35,6 @@ class Figure2(Reproduction):
         return {"admin": admin_depths(lab), "default": default_depths(lab)}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import cells_by
-
         admin, default = (cells_by(found[start], "layers") for start in ("admin", "default"))
         deep = list(default)[-1]
         ours, plain, shallow = admin[deep], default[deep], next(iter(admin.values()))
@@ -51,8 +49,6 @@ class Figure2(Reproduction):
         return held(why) if worse and shallow.lives and ours.loss < shallow.loss else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import cells_by
-
         rows = [
             [f"{start} {depth}", _shown(cell)]
             for start in ("default", "admin")

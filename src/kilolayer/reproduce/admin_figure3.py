@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import SETTING, admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.stored_run import has, keep, scores_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,8 +35,6 @@ class Figure3(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.lab import has, keep
-
         shallow, deep = ("1-1", "2-1") if lab.tiny else ("6-6", "60-12")
         found = {
             "shallow": [run for run in default_depths(lab) if has(run, {"layers": shallow})],
@@ -71,8 +70,6 @@ class Figure3(Reproduction):
 
 def _buckets(folder: Path) -> dict[str, float | None]:
     """The score of each bucket by its name."""
-    from kilolayer.reproduce.lab import scores_of
-
     scores = scores_of(folder)
     return {
         f"{title} {bucket['label']}": None if bucket[key] is None else factor * bucket[key]

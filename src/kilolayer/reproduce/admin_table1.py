@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import SETTING, admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import named_cells
+from kilolayer.reproduce.stored_run import Run, ended, keep, scores_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 
 @register
@@ -41,8 +43,6 @@ class Table1(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.lab import keep
-
         ends = ("1-1", "2-1") if lab.tiny else ("6-6", "60-12")
         found: Found = {}
         for start, runs in (("default", default_depths(lab)), ("Admin", admin_depths(lab))):
@@ -53,8 +53,6 @@ class Table1(Reproduction):
         return found
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import named_cells
-
         shallow, _, _, deep = (_means(runs) for runs in found.values())
         _, plain_cell, _, deep_cell = named_cells(found).values()
         why = "; ".join(f"{name}: TER {ter}, BLEU {bleu}" for name, ter, bleu in self.numbers(found).rows)
@@ -68,8 +66,6 @@ class Table1(Reproduction):
         return held(why) if plain_cell.died and gains else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import named_cells
-
         rows: list[list[str]] = []
         for name, cell in named_cells(found).items():
             means = None if cell.text else _means(found[name])
@@ -78,15 +74,11 @@ class Table1(Reproduction):
 
 
 def _ter(folder: Path) -> float | None:
-    from kilolayer.reproduce.lab import scores_of
-
     return scores_of(folder).get("test", {}).get("ter", {}).get("value")
 
 
 def _means(runs: list[Run]) -> tuple[float, float] | None:
     """TER and BLEU, averaged over the seeds; None if a run has not ended or has no scores."""
-    from kilolayer.reproduce.cells import ended
-
     if not all(ended(run) and None not in (run["ter"], run["bleu"]) for run in runs):
         return None
     return fmean(run["ter"] for run in runs), fmean(run["bleu"] for run in runs)

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import cells_by
+from kilolayer.reproduce.stored_run import Run, keep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from kilolayer.config import Table as ConfigTable
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 ADMIN = {"name": "admin", "start": "released"}
 """Admin, and below its baseline, as the authors' code starts them."""
@@ -52,9 +54,9 @@ class Table3(Reproduction):
     claim = "60L-12L is significantly better than 6L-6L and 12L-12L, and a deep encoder is worth more than a deep decoder."
     setting = f"{SETTING}; BLEU on 500 sentences, compared by paired bootstrap on the translations of both seeds together."
     rule = (
-        "The translations of both seeds count as one text of 1,000 sentences, with each reference twice. Held if 60L-12L is "
-        "significantly better (p < 0.05) than 6L-6L and than 12L-60L. Not held if it is significantly worse than either, or "
-        "dies in a seed. Otherwise it is undecided."
+        "The translations of both seeds are drawn together for each of the 500 sentences. Held if 60L-12L is significantly "
+        "better (p < 0.05) than 6L-6L, 12L-12L and 12L-60L. Not held if it is significantly worse than one of them, or dies in "
+        "a seed. Otherwise it is undecided."
     )
     published = Table(
         ["WMT-14 En-Fr", "BLEU"],
@@ -72,7 +74,6 @@ class Table3(Reproduction):
     def measure(self, lab: Lab) -> Found:
         from kilolayer.data.text import read_lines
         from kilolayer.evaluate.significance import comparison_matrix
-        from kilolayer.reproduce.lab import keep
 
         runs = admin_depths(lab)
         texts: dict[str, list[list[str] | None]] = {}
@@ -82,18 +83,17 @@ class Table3(Reproduction):
         whole = {name: [line for text in seeds for line in text or ()] for name, seeds in texts.items() if None not in seeds}
         signs: dict[str, dict[str, str]] = {}
         if len(whole) > 1:
-            matrix = comparison_matrix(whole, references * len(next(iter(texts.values()))))
+            seeds = len(next(iter(texts.values())))
+            matrix = comparison_matrix(whole, references * seeds, copies=seeds)
             signs = {
                 name: dict(zip(matrix.names, row, strict=True)) for name, row in zip(matrix.names, matrix.verdicts, strict=True)
             }
         return {"runs": runs, "signs": signs}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import cells_by
-
         cells = cells_by(found["runs"], "layers")
         deep = "60-12" if "60-12" in cells else list(cells)[-1]
-        others = [name for name in ("6-6", "12-60") if name in cells] or list(cells)[:1]
+        others = [name for name in ("6-6", "12-12", "12-60") if name in cells] or list(cells)[:1]
         if cells[deep].died:
             return not_held(f"{deep}: {cells[deep].text}")
         signs = [found["signs"].get(deep, {}).get(other) for other in others]
@@ -103,8 +103,6 @@ class Table3(Reproduction):
         return held(why) if all(sign == "+" for sign in signs) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import cells_by
-
         cells = cells_by(found["runs"], "layers")
         rows = [
             [

@@ -13,6 +13,8 @@ from kilolayer.files.writing import write
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import ADMIN, DEFAULT, SETTING, training
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import is_lower, named_cells
+from kilolayer.reproduce.stored_run import died, folder_of
 
 if TYPE_CHECKING:
     from kilolayer.reproduce.lab import Lab
@@ -59,10 +61,11 @@ class Table4(Reproduction):
         if backward["outcome"] in ("waiting", "unfinished"):
             raise InputError(
                 "the time ran out before the back-translation model was trained",
-                where=backward["folder"],
+                where=str(folder_of(backward)),
                 fix="run the same command again to continue",
             )
-        self._translate(text, Path(backward["folder"]), 60 if lab.tiny else MONOLINGUAL)
+        if folder_of(backward).is_dir():
+            self._translate(text, folder_of(backward), 60 if lab.tiny else MONOLINGUAL)
         found: Found = {"backward": backward, "forward": {}}
         for name, (recipe, depth) in {"shallow": (DEFAULT, f"{layers}-{layers}"), "deep": (ADMIN, deep)}.items():
             for synthetic in (False, True):
@@ -106,8 +109,6 @@ class Table4(Reproduction):
         return config
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import died, is_lower, named_cells
-
         cells = named_cells(found["forward"])
         shallow_bt, deep, deep_bt = list(cells.values())[1:]
         why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
@@ -118,7 +119,5 @@ class Table4(Reproduction):
         return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import named_cells
-
         rows = [[name, cell.shown] for name, cell in named_cells(found["forward"]).items()]
         return Table(["", "validation loss (BLEU)"], rows)

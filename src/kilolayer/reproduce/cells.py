@@ -10,22 +10,12 @@ from typing import Any
 
 from kilolayer.compare.choice import by_setting, rank
 from kilolayer.compare.grid import shown_value
-from kilolayer.compare.outcome import DIED, Kind
+from kilolayer.compare.outcome import Kind
 from kilolayer.report.table import Table
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.stored_run import Run, died, ended
 
 MARGIN = 0.02
 """Minimum difference in nats, in addition to two standard errors, for one mean loss to count as lower than another."""
-
-
-def died(run: Run) -> bool:
-    """Whether a run diverged, died or ended without reading its source. One that had no time or failed proves nothing."""
-    return run["outcome"] in DIED
-
-
-def ended(run: Run) -> bool:
-    """Whether the outcome of a run is known."""
-    return run["outcome"] == "finished" or died(run)
 
 
 @dataclass(frozen=True)

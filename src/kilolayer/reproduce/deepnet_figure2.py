@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import is_lower, named_cells
+from kilolayer.reproduce.stored_run import has, keep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +47,6 @@ class Figure2(Reproduction):
 
     def measure(self, lab: Lab) -> Found:
         from kilolayer.reproduce.early_training import EarlyTraining
-        from kilolayer.reproduce.lab import has, keep
 
         depths, layers, batches = ((1, 2), 1, 1) if lab.tiny else (DEPTHS, LAYERS, 3)
         found: Found = {"gradients": {}, "runs": {}}
@@ -66,8 +67,6 @@ class Figure2(Reproduction):
         return found
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower, named_cells
-
         start, later = _at_the_start(found), _in_training(found)
         plain, scaled = named_cells(found["runs"]).values()
         depths = [start["Post-LN-init"][depth] - value for depth, value in start["Post-LN"].items()]
@@ -84,8 +83,6 @@ class Figure2(Reproduction):
         return held(why) if larger and scaled.lives and worse else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import named_cells
-
         start, later, cells = _at_the_start(found), _in_training(found), named_cells(found["runs"])
         depths, steps = list(start["Post-LN"]), _steps(later)
         header = [*(f"{depth}L-{depth}L, start" for depth in depths), *(f"step {step}" for step in steps), "validation loss"]

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import Cell, is_lower
 from kilolayer.reproduce.deepnet_table1 import recipes_by_depth
 from kilolayer.reproduce.sweep import Sweep
 
@@ -31,8 +32,6 @@ class Figure6(Sweep):
         return recipes_by_depth(lab)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import Cell, is_lower
-
         grid = self.grid(found)
 
         def improves(cells: dict[int, Cell]) -> bool:

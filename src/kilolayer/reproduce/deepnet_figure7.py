@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import cells_by, is_lower
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
@@ -50,8 +51,6 @@ class Figure7(Reproduction):
         return {option: [run for run in runs if option in run["options"]] for option in FAMILIES}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import cells_by, is_lower
-
         rows = {option: list(cells_by(found[option], option).values()) for option in FAMILIES}
         shown = {option: ", ".join(cell.shown for cell in cells) for option, cells in rows.items()}
         why = "; ".join(f"{TITLES[option]}: {text}" for option, text in shown.items())
@@ -62,8 +61,6 @@ class Figure7(Reproduction):
         return held(why) if lives and all(is_lower(cells[-1], cells[0]) for cells in rows.values()) else undecided(why)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import cells_by
-
         rows = [
             [f"{TITLES[option]} {value:g}", cell.shown]
             for option in FAMILIES

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import Cell, cells_by, is_lower
+from kilolayer.reproduce.stored_run import Run
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 SCALES, FACTORS = ("alpha_scale", "beta_scale"), (0.25, 0.5, 1.0, 2.0, 4.0)
 
@@ -44,8 +45,6 @@ class Figure9(Reproduction):
         return {scale: [run for run in runs if option in run["options"]] for scale, option in options.items()}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         rows = {option: _by_factor(found[option], option) for option in SCALES}
         better = {option: {factor: is_lower(cell, row[1.0]) for factor, cell in row.items()} for option, row in rows.items()}
         why = "; ".join(
@@ -78,6 +77,4 @@ class Figure9(Reproduction):
 
 
 def _by_factor(runs: list[Run], option: str) -> dict[float, Cell]:
-    from kilolayer.reproduce.cells import cells_by
-
     return cells_by(runs, f"model.recipe.{option}")

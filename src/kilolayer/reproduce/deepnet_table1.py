@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import ADMIN
 from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import is_lower
 from kilolayer.reproduce.sweep import Sweep, at_best_rate
 
 if TYPE_CHECKING:
@@ -79,8 +80,6 @@ class Table1(Sweep):
         return recipes_by_depth(lab)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         grid = self.grid(found)
         ours, plain = grid["deepnorm"], grid["post_ln"]
         depths = list(ours)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.stored_run import Run, ended, keep, scores_of
 
 if TYPE_CHECKING:
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 RECIPES = {"pre_ln": "ViT (Pre-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
 LAYERS = (12, 24)
@@ -69,7 +70,6 @@ class Table10(Reproduction):
         return found
 
     def _cell(self, lab: Lab, recipe: str, layers: int, tokenizer: Run) -> dict[str, Any]:
-        from kilolayer.reproduce.cells import ended
         from kilolayer.reproduce.sweep import at_best_rate
 
         own = {"model.recipe": recipe, "layers": layers}
@@ -121,8 +121,6 @@ def _folder(run: Run) -> str:
 
 def _keep_top1(run: Run, most: int) -> None:
     """Add the accuracies of a classifier to its run, as they are on test images, on corrupted ones and on sketches."""
-    from kilolayer.reproduce.lab import keep
-
     keep(run, "top-1", lambda folder: _score(folder, "accuracy"))
     errors = None if run["top-1"] is None else keep(run, "errors", lambda folder: _errors(folder, most))
     if errors is not None:
@@ -137,15 +135,11 @@ def _errors(folder: Path, most: int) -> dict[str, Any]:
 
 
 def _keep_iou(run: Run) -> None:
-    from kilolayer.reproduce.lab import keep
-
     keep(run, "segmentation", lambda folder: _score(folder, "mean_iou"))
 
 
 def _score(folder: Path, key: str) -> float | None:
     """A score on the test set; None for a run that diverged or has not ended."""
-    from kilolayer.reproduce.lab import scores_of
-
     return scores_of(folder).get("test", {}).get(key, {}).get("value")
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import is_lower
 from kilolayer.reproduce.sweep import Sweep, at_best_rate
 
 if TYPE_CHECKING:
@@ -45,8 +46,6 @@ class Table11(Sweep):
         return at_best_rate(lab, "deepnorm-ablation", config, settings, RATES, SEEDS)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         grid = self.grid(found)
         whole, alpha, beta = grid["derived"]["derived"], grid["one"]["derived"], grid["derived"]["one"]
         why = f"DeepNorm {whole.shown}, alpha = 1 {alpha.shown}, beta = 1 {beta.shown}"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import ADMIN
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import Cell, grid_of, is_lower
 from kilolayer.reproduce.deepnet_table1 import RATES, SEEDS
 from kilolayer.reproduce.sweep import at_best_rate
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
 METHODS: tuple[Any, ...] = ("t_fixup", "post_ln", ADMIN, "pre_ln", "normformer", "deepnorm")
@@ -59,8 +59,6 @@ class Table2(Reproduction):
         return found
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         grids = {language: _grid(found, language) for language in LANGUAGES}
         for language, grid in grids.items():
             if dead := [cell.text for cell in grid["deepnorm"].values() if cell.died]:
@@ -102,6 +100,4 @@ class Table2(Reproduction):
 
 
 def _grid(found: Found, language: str) -> dict[str, dict[int, Cell]]:
-    from kilolayer.reproduce.cells import grid_of
-
     return grid_of(found[language]["runs"], "model.recipe", "layers")

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import is_lower
+from kilolayer.reproduce.stored_run import Run
 from kilolayer.reproduce.sweep import Sweep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from kilolayer.config import Table as ConfigTable
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 EIGHT_LANGUAGES = (
     "The eight largest languages of Tatoeba to and from English for OPUS-100, 4,000 steps of 8,192 tokens, 1,600 of them for "
@@ -74,11 +76,11 @@ class Table3(Sweep):
         return {"runs": depths_of_eight_languages(lab)}
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         cells = list(self.grid(found)["deepnorm"].values())
         first, middle, last = cells[0], cells[len(cells) // 2], cells[-1]
         why = ", ".join(cell.shown for cell in cells)
+        if not all(cell.ended for cell in cells):
+            return undecided(f"some runs have no result; {why}")
         if reason := untranslated(cell.bleu for cell in cells):
             return undecided(f"{reason}; {why}")
         if is_lower(middle, last):

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import Cell, is_lower, named_cells
 from kilolayer.reproduce.deepnet_table3 import BASELINE_TRAINS, EIGHT_LANGUAGES, NO_TRANSLATION, eight_languages, untranslated
+from kilolayer.reproduce.stored_run import has
 from kilolayer.reproduce.sweep import at_best_rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kilolayer.config import Table as ConfigTable
-    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
 # A quarter of the paper's widths and half of its depths: 11.1, 9.7 and 11.1 million weights without the tables.
@@ -34,8 +35,6 @@ def best_of_models(lab: Lab, name: str, config: ConfigTable, models: Mapping[str
 
     not_chosen: the runs at the other rates. With a lab for the tiny form, very small models of the same kinds.
     """
-    from kilolayer.reproduce.lab import has
-
     settings = {title: _setting(*model, tiny=lab.tiny) for title, model in models.items()}
     found = at_best_rate(lab, name, config, list(settings.values()), RATES, SEEDS)
     chosen = {title: [run for run in found["runs"] if has(run, setting)] for title, setting in settings.items()}
@@ -80,10 +79,10 @@ class Table4(Reproduction):
         return best_of_models(lab, "equal-flops", eight_languages(lab), MODELS)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         wide, uneven, even = self._cells(found).values()
         why = f"6L-6L {wide.shown}, 45L-3L {uneven.shown}, 24L-24L {even.shown}"
+        if not all(cell.ended for cell in (wide, uneven, even)):
+            return undecided(f"some runs have no result; {why}")
         if wide.died:
             return undecided(f"the baseline does not train; {why}")
         if reason := untranslated((wide.bleu, uneven.bleu, even.bleu)):
@@ -97,6 +96,4 @@ class Table4(Reproduction):
         return Table(["", "learning rate", "validation loss (mean BLEU)"], rows)
 
     def _cells(self, found: Found) -> dict[str, Cell]:
-        from kilolayer.reproduce.cells import named_cells
-
         return named_cells({name: found[name] for name in MODELS})

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.files.writing import write
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import named_cells
 from kilolayer.reproduce.deepnet_table3 import BASELINE_TRAINS, EIGHT_LANGUAGES, NO_TRANSLATION, eight_languages, untranslated
 from kilolayer.reproduce.deepnet_table4 import MODELS, RATES_TEXT, best_of_models
+from kilolayer.reproduce.stored_run import Run, keep, scores_of
 from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 SETS = {"test": "Tatoeba", "flores": "Flores-200"}
 WIDE, DEEP = "Post-LN 6L-6L, dim 512", "DeepNorm 24L-24L, dim 128"
@@ -50,8 +52,6 @@ class Table5(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.lab import keep
-
         config = eight_languages(lab)
         _write_flores(lab, Path(config["data"]["folder"]), config["data"]["languages"])
         config["data"]["test"] = list(SETS)
@@ -62,8 +62,6 @@ class Table5(Reproduction):
         return found
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import named_cells
-
         cells = named_cells({name: found[name] for name in COMPARED})
         scores = {name: _scores(found[name]) for name in COMPARED}
         why = "; ".join(f"{name}: {', '.join(map(_shown, each.values()))}" for name, each in scores.items())
@@ -86,8 +84,6 @@ class Table5(Reproduction):
 
 def _mean_bleu(folder: Path) -> dict[str, float]:
     """The mean BLEU of each test set over all directions."""
-    from kilolayer.reproduce.lab import scores_of
-
     found: dict[str, list[float]] = {}
     for part, entry in scores_of(folder).items():
         for name in SETS:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +10,11 @@ from kilolayer.data.grammar import pairs
 from kilolayer.files.writing import make_folder, write
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.stored_run import Run, died, ended, folder_of
 from kilolayer.reproduce.texts import known
 
 if TYPE_CHECKING:
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 RECIPES = {"post_ln": "Transformer (Post-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
 RATES = (5e-4, 1e-3)
@@ -29,7 +29,8 @@ class Table6(Reproduction):
     name = "deepnet-table6"
     claim = "Post-LN diverges at the learning rate 1e-3, DeepNet (Sub-LN) does not, and is 0.7 points better on GLUE."
     setting = (
-        "Masked language models of books, 12 layers, dim 128, 2,000 steps of 4,096 tokens, learning rates 5e-4 and 1e-3; then "
+        "Masked language models of books, 12 layers, dim 128, 2,000 steps of 4,096 tokens, 800 of them for warm-up, "
+        "learning rates 5e-4 and 1e-3; then "
         "CoLA, SST-2, MRPC, STS-B and RTE, three epochs at 1e-4, three seeds (the training sets of MNLI, QNLI and QQP are not "
         "here). Each recipe takes the larger rate that it survives. The paper's DeepNet is Sub-LN here."
     )
@@ -49,53 +50,45 @@ class Table6(Reproduction):
 
     def measure(self, lab: Lab) -> Found:
         """Returns glue: the best validation score of each finished seed, in percent; open: fine-tunings without a result."""
-        from kilolayer.reproduce.cells import ended
-
         known(lab.data, "nlu/glue")  # raises before any run if data are missing
         layers, recipes = (2, ("post_ln", "sub_ln")) if lab.tiny else (12, tuple(RECIPES))
-        config = lab.language("masked_lm", train={"steps": 2000})
+        config = lab.language("masked_lm", train=lab.gentle)
         axes = {"model.recipe": recipes, "layers": (layers,), "train.lr": RATES[:1] if lab.tiny else RATES}
         runs = lab.compare("masked-language-models", config, axes)
-        found: Found = {"runs": runs, "glue": {}, "open": 0}
+        found: Found = {"runs": runs, "tuned": {}, "glue": {}, "open": 0}
         ends = SCORED if lab.tiny else ("finished",)
-        starts: dict[str, str] = {}
+        tasks: tuple[str | None, ...] = (None,) if lab.data is None else TASKS
         for recipe in recipes:
             alive = [run for run in runs if run["options"]["model.recipe"] == recipe and run["outcome"] in ends]
-            if alive:
-                best = max(alive, key=lambda run: run["options"]["train.lr"])
-                starts[recipe] = str(Path(best["folder"]).resolve())
-        tasks: tuple[str | None, ...] = (None,) if lab.data is None else TASKS
-        tuned = self._fine_tune(lab, list(starts.values()), tasks) if starts else []
-        for recipe, start in starts.items():
-            own = [run for run in tuned if run["options"]["train.start_from"] == start and run["outcome"] in SCORED]
+            if not alive:
+                continue
+            tuned = self._fine_tune(lab, max(alive, key=lambda run: run["options"]["train.lr"]), tasks)
+            found["tuned"][recipe] = tuned
+            found["open"] += sum(not ended(run) for run in tuned)
+            scored = [run for run in tuned if run["outcome"] in SCORED and run["metric"] is not None]
             found["glue"][recipe] = {
-                task or "language": [
-                    run["metric"] for run in own if run["options"].get("examples.glue") == task and run["metric"] is not None
-                ]
+                task or "language": [run["metric"] for run in scored if run["options"].get("examples.glue") == task]
                 for task in tasks
             }
-        found["open"] = sum(not ended(run) for run in tuned)
         return found
 
-    def _fine_tune(self, lab: Lab, starts: list[str], tasks: tuple[str | None, ...]) -> list[Run]:
-        """Fine-tune in parallel, one run per start, task and seed; the task None is that of the tiny form."""
+    def _fine_tune(self, lab: Lab, start: Run, tasks: tuple[str | None, ...]) -> list[Run]:
+        """Fine-tune in parallel, one run per task and seed; the task None is that of the tiny form."""
         examples: dict[str, Any] = {"rows": 32, "length": 128}
         if lab.data is None:
             examples = {**_languages(lab), "rows": 8, "length": 24, "first": "text"}
         else:
             examples["folder"] = str(lab.data / "nlu" / "glue")
-        train = {"lr": 1e-4, "epochs": 3, "save_best": False, "layers_every": 0}
+        train = {"start_from": str(folder_of(start)), "lr": 1e-4, "epochs": 3, "save_best": False, "layers_every": 0}
         settings = [
-            {"train.start_from": start, **({} if task is None else {"examples.glue": task}), "train.seed": seed}
-            for start in starts
+            {**({} if task is None else {"examples.glue": task}), "train.seed": seed}
             for task in tasks
             for seed in ((1,) if lab.tiny else (1, 2, 3))
         ]
-        return lab.compare_settings("glue", {"task": "classify", "examples": examples, "train": train}, settings)
+        name = f"glue-{start['options']['model.recipe']}-{start['options']['train.lr']:g}"
+        return lab.compare_settings(name, {"task": "classify", "examples": examples, "train": train}, settings)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import died, ended
-
         larger = {
             run["options"]["model.recipe"]: run
             for run in found["runs"]

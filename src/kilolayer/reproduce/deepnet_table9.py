@@ -31,3 +31,7 @@ class Table9(FewShots):
         ],
     )
     shots = 4
+    excepted = (("normformer", 1),)
+    rule = FewShots.rule.replace(
+        "above Pre-LN's and NormFormer's,", "above Pre-LN's and, but at the middle depth, NormFormer's,"
+    )

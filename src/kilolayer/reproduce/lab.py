@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis, Setting, same, settings_of
 from kilolayer.compare.measure import VALIDATION_LOSS, Measure, measures_of
-from kilolayer.compare.outcome import DIED
 from kilolayer.compare.queue import run_all
 from kilolayer.compare.result import Result
 from kilolayer.config import Table, dump, merge
@@ -24,11 +23,9 @@ from kilolayer.evaluate.source_use import SOURCE_READ, source_gain
 from kilolayer.evaluate.stack_label import checks_of
 from kilolayer.files.reading import read_json
 from kilolayer.files.writing import make_folder, write
+from kilolayer.reproduce.stored_run import Run, ended
 from kilolayer.reproduce.texts import known, many_languages, running_text, sentence_pairs
 from kilolayer.training.stop import Stopped
-
-Run = dict[str, Any]
-"""A run of a comparison as JSON values: its options, outcome, losses and scores."""
 
 # Small enough for a dozen to train in parallel, wide enough for recipes to differ as they do in the papers.
 SMALL: Table = {
@@ -69,7 +66,7 @@ TINY_IMAGES: Table = {
 
 STREETS = {"train": "train", "valid": "val", "test": "test"}
 """The folders of CamVid; those of its label images end with annot."""
-WITH_PATHS = ("data", "text", "images", "target", "train")
+WITH_PATHS = ("data", "text", "examples", "images", "target", "train")
 """Tables in which files are named."""
 
 GREEDY: Table = {"method": "greedy", "max_length_factor": 1.5, "max_length_extra": 10}
@@ -214,25 +211,6 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
     return settings_of([Axis(option, tuple(values)) for option, values in axes.items()])
 
 
-def has(run: Run, setting: Mapping[str, Any]) -> bool:
-    """Whether a run has the values of a setting, whatever else its options are."""
-    return same({option: value for option, value in run["options"].items() if option in setting}, setting)
-
-
-def keep(run: Run, key: str, read: Callable[[Path], Any]) -> Any:
-    """What `read` finds in the folder of a run, kept in the run for sessions that do not have the folder; None without one."""
-    if key not in run:
-        folder = Path(run["folder"])
-        run[key] = read(folder) if folder.is_dir() else None
-    return run[key]
-
-
-def scores_of(folder: Path) -> dict[str, Any]:
-    """The scores of a run on its test sets; empty if it has none."""
-    path = folder / "scores.json"
-    return read_json(path) if path.exists() else {}
-
-
 def digest_of(config: Table) -> str:
     """A digest of everything that a configuration says, except for where its files are."""
     without: Table = {"data": {}, "text": {}, **config}
@@ -245,11 +223,6 @@ def without_paths(table: Table) -> Table:
     return {option: value for option, value in table.items() if not (isinstance(value, str) and "/" in value)}
 
 
-def is_known(run: Run) -> bool:
-    """Whether the run went to its end, and so has an outcome."""
-    return run["outcome"] == "finished" or run["outcome"] in DIED
-
-
 def earlier_runs(path: Path) -> tuple[Run, ...]:
     """The runs in a found.json whose outcome is known, for `Lab.earlier`."""
     runs: list[Run] = []
@@ -257,7 +230,7 @@ def earlier_runs(path: Path) -> tuple[Run, ...]:
     def collect(value: Any) -> None:
         match value:
             case {"config": str(), "options": dict(), "outcome": str()}:
-                if is_known(value):
+                if ended(value):
                     runs.append(value)
             case dict():
                 for each in value.values():

@@ -11,7 +11,7 @@ from kilolayer.report.fit import Measured, fit_plot
 from kilolayer.report.panel import Panel
 from kilolayer.report.plots import line_plot
 from kilolayer.reproduce.cells import grid_of
-from kilolayer.reproduce.lab import Run
+from kilolayer.reproduce.stored_run import Run
 
 
 def by_column(runs: Sequence[Run], row: str, column: str, label: str, title: str) -> Panel:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, undecided
+from kilolayer.reproduce.cells import Cell, cells_by, is_lower
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
 EXPERTS = "model.moe.experts"
@@ -45,8 +45,6 @@ class Scaling(Reproduction):
         }
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import is_lower
-
         families = [list(cells.values()) for cells in self._cells(found).values()]
         why = "; ".join(", ".join(cell.shown for cell in cells) for cells in families)
         if any(cell.died for cells in families for cell in cells):
@@ -67,6 +65,4 @@ class Scaling(Reproduction):
         return [curves(first_by(found[key], option), "valid", title) for key, (option, title) in titles.items()]
 
     def _cells(self, found: Found) -> dict[str, dict[int, Cell]]:
-        from kilolayer.reproduce.cells import cells_by
-
         return {"layers": cells_by(found["depth"], "layers"), "experts": cells_by(found["experts"], EXPERTS)}

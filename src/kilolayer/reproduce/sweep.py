@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction
+from kilolayer.reproduce.cells import Cell, cell_of, ends, grid_numbers, grid_of
+from kilolayer.reproduce.stored_run import Run, ended, has
 
 if TYPE_CHECKING:
     from kilolayer.config import Table as ConfigTable
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 RATE, SEED = "train.lr", "train.seed"
 WIDER = 2
@@ -59,8 +60,6 @@ class RateSearch:
 
     def holds(self, run: Run) -> bool:
         """Whether a run belongs to this search."""
-        from kilolayer.reproduce.lab import has
-
         return has(run, self.setting)
 
     def wanted(self) -> list[dict[str, Any]]:
@@ -78,14 +77,10 @@ class RateSearch:
     @property
     def ended(self) -> bool:
         """Whether the outcome of every run so far is known."""
-        from kilolayer.reproduce.cells import ended
-
         return all(map(ended, self.runs))
 
     def chosen(self) -> list[Run]:
         """The runs at the best of the rates with all seeds; all runs, if the outcome of one is not known."""
-        from kilolayer.reproduce.cells import cell_of
-
         if not self.ended:
             return self.runs
         rates = self._best(sorted({run["options"][RATE] for run in self.runs}))[:FINALISTS]
@@ -106,7 +101,6 @@ class RateSearch:
     def _best(self, rates: Sequence[float]) -> list[float]:
         """The rates by the result of the first seed, the best one first."""
         from kilolayer.compare.choice import rank
-        from kilolayer.reproduce.cells import ends
 
         first = {run["options"][RATE]: run for run in self.runs if run["options"][SEED] == self.seeds[0]}
         return sorted(rates, key=lambda rate: rank(*ends([first[rate]])))
@@ -121,13 +115,9 @@ class Sweep(Reproduction):
 
     def grid(self, found: Found) -> dict[str, dict[Any, Cell]]:
         """The best cell of each row and column."""
-        from kilolayer.reproduce.cells import grid_of
-
         return grid_of(found["runs"], self.row, self.column)
 
     def numbers(self, found: Found) -> Table:
-        from kilolayer.reproduce.cells import grid_numbers
-
         return grid_numbers(self.grid(found), f"validation loss by {self.column_title}")
 
     def panels(self, found: Found) -> list[Panel]:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.config import merge
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.cells import MARGIN, Cell, cell_of, grid_of, is_lower
 
 if TYPE_CHECKING:
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.cells import Cell
     from kilolayer.reproduce.lab import Lab
 
 EXPERTS, LAYERS, CLIP, TOKENS = (16, 64, 256), 6, 1.0, 32_768
@@ -38,8 +38,6 @@ def clippings(lab: Lab) -> Found:
 
 def cells_of_clippings(found: Found) -> dict[str, Cell]:
     """The cells by name: dense, and each number of experts with each kind of clipping."""
-    from kilolayer.reproduce.cells import cell_of, grid_of
-
     dense = cell_of(found["dense"])
     assert dense is not None
     grid = grid_of(found["sparse"], "model.moe.experts", "train.clip")
@@ -48,8 +46,6 @@ def cells_of_clippings(found: Found) -> dict[str, Cell]:
 
 def no_gain(cells: dict[str, Cell]) -> str | None:
     """Why clipping cannot be judged, if the claim's own condition is not met: that experts help with SparseClip."""
-    from kilolayer.reproduce.cells import is_lower
-
     dense, sparse = cells["dense"], list(cells.values())[-1]
     if is_lower(sparse, dense):
         return None
@@ -69,23 +65,22 @@ class Figure3(Reproduction):
     )
     rule = (
         f"At the largest number of experts: {CONDITION} Else held if SparseClip is clearly lower in validation loss (two "
-        "standard errors and 0.02 nats) than plain clipping. Not held if plain clipping is clearly lower, or both are within "
-        "0.02 nats in the mean of two seeds. Otherwise it is undecided."
+        "standard errors and 0.02 nats) than plain clipping, and that not clearly lower than the dense model. Not held if "
+        "plain clipping is clearly lower than SparseClip, or both are within 0.02 nats in the mean of two seeds. Otherwise it "
+        "is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
         return clippings(lab)
 
     def judge(self, found: Found) -> Verdict:
-        from kilolayer.reproduce.cells import MARGIN, is_lower
-
         cells = cells_of_clippings(found)
         plain, sparse = list(cells.values())[-2:]
         why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
         if reason := no_gain(cells):
             return undecided(f"{reason}; {why}")
         if is_lower(sparse, plain):
-            return held(why)
+            return undecided(why) if is_lower(plain, cells["dense"]) else held(why)
         lower = is_lower(plain, sparse)
         same = lower is not None and abs(plain.loss - sparse.loss) < MARGIN
         return not_held(why) if lower or same else undecided(why)

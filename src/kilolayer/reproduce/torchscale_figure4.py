@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
+from kilolayer.reproduce.stored_run import Run, ended, keep
 from kilolayer.reproduce.torchscale_figure3 import CONDITION, cells_of_clippings, clippings, no_gain
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kilolayer.report.panel import Panel
-    from kilolayer.reproduce.lab import Lab, Run
+    from kilolayer.reproduce.lab import Lab
 
 CLIPS = ("plain", "sparse")
 APART = 0.02
@@ -34,8 +35,6 @@ class Figure4(Reproduction):
     )
 
     def measure(self, lab: Lab) -> Found:
-        from kilolayer.reproduce.lab import keep
-
         found = clippings(lab)
         for clip in CLIPS:
             for run in _largest(found, clip):
@@ -101,8 +100,6 @@ def _largest(found: Found, clip: str) -> list[Run]:
 
 def _rows(found: Found, clip: str, key: str) -> list[list[tuple[int, float]]]:
     """What was kept of each run that has ended."""
-    from kilolayer.reproduce.cells import ended
-
     return [run["routing"][key] for run in _largest(found, clip) if ended(run) and run["routing"]]
 
 
