@@ -436,7 +436,7 @@ class RawConfig:
     def build(self, cls: type[Config], below: Mapping[str, Any] | None = None) -> Config:
         """Build the configuration, with the values `below` as defaults; an error says where the wrong value came from."""
         try:
-            return build(cls, override(cls, merge(dict(below or {}), self.tables), self.over))
+            return build(cls, override(cls, override(cls, dict(below or {}), self.tables), self.over))
         except OptionError as error:
             raise error.at(f"in {' and '.join(self.sources)}") from None
 

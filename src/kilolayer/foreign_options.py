@@ -40,6 +40,9 @@ OURS = {
     "model.head.outputs": "num_labels",
     "model.head.dropout": "classifier_dropout",
     "model.final_norm": "normalize_output",
+    "model.image.size": "img_size image_size",
+    "model.image.patch": "patch_size",
+    "model.image.channels": "in_chans num_channels",
     'model.recipe = "deepnorm"': "deepnorm",
     'model.recipe = "sub_ln"': "subln",
     'model.recipe = "pre_ln", or "post_ln"': "encoder_normalize_before decoder_normalize_before norm_first "
@@ -76,8 +79,10 @@ OURS = {
 ABSENT = {
     "only encoders have multiway layers; remove it": "multiway",
     "there is no dilated attention (LongNet); remove it": "segment_length dilated_ratio seq_parallel",
-    "images are embedded by you, and given to the model as embeddings=; remove it": "img_size patch_size in_chans",
-    "each process has all weights but its experts; remove it": "fsdp ddp_rank",
+    'in a run, set train.shard = "full"; in your own loop, kl.fully_shard(model); remove it': "fsdp",
+    "torchrun tells each process its rank; remove it": "ddp_rank",
+    "kl.ImageEncoder takes images; the others take patches that you embed, as embeddings=; remove it": "img_size image_size "
+    "patch_size in_chans num_channels",
     'in a run, set train.recompute = "layer"; in your own loop, kl.fast(model, recompute="layer")': "checkpoint_activations",
     "the fastest attention that torch has here is used without an option; remove it": "flash_attention attn_implementation",
     "the states below the output are in .states of what the model returns; remove it": "no_output_layer",
@@ -88,10 +93,9 @@ ABSENT = {
     "the width of a head is dim / heads; remove it": "head_dim d_kv",
     "a cache is an argument of the forward pass, from model.new_cache(); remove it": "use_cache",
 }
-"""What to do about an option that has no counterpart, and its names."""
+"""What to do about an option that has no counterpart here, and its names."""
 
-
-CLASSES = {"moe": "kl.MoE", "head": "kl.Head"}
+CLASSES = {"moe": "kl.MoE", "head": "kl.Head", "image": "kl.ImageInput"}
 
 
 def answers(names: Iterable[str], valid: Iterable[str], *, keywords: bool) -> dict[str, str]:
@@ -104,13 +108,10 @@ def answers(names: Iterable[str], valid: Iterable[str], *, keywords: bool) -> di
 
 
 def _answer(name: str, valid: set[str], keywords: bool) -> str:
-    for text, theirs in ABSENT.items():
-        if name in theirs.split():
-            return text
     for ours, theirs in OURS.items():
         if name in theirs.split() and (path := _from_here(ours, valid)):
             return f"write {_as_keyword(path) if keywords else path}"
-    return ""
+    return next((text for text, theirs in ABSENT.items() if name in theirs.split()), "")
 
 
 def _from_here(ours: str, valid: set[str]) -> str:

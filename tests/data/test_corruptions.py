@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 
-from kilolayer.data.corruptions import CORRUPTIONS, NAMES, STRENGTHS, blurred, corrupt, sketch
+from kilolayer.data.corruptions import CORRUPTIONS, NAMES, STRENGTHS, Draws, blurred, corrupt, sketch
 from kilolayer.errors import InputError, OptionError
 
 ROWS = 24
@@ -45,6 +45,15 @@ def test_every_corruption(name: str) -> None:
     assert torch.equal(corrupt(clean, name, 3, seed=4), found[3]) != drawn
     for odd in (clean[:2, :1], images(2, 48)[..., :40]):
         assert corrupt(odd, name, 2).shape == odd.shape
+
+
+def test_draws_never_reach_0_or_1() -> None:
+    """A draw that is rounded to 1 gives no Poisson number; image 6,079 of any set has one."""
+    found = corrupt(torch.full((1, 3, 32, 32), 200, dtype=torch.uint8), "shot_noise", 1, first=6079)
+    assert found.float().mean() == pytest.approx(200, abs=5)
+    some = torch.cat([Draws(0, torch.tensor([[image, 1]])).uniform(10**6) for image in range(60)])
+    assert some.min() > 0
+    assert some.max() < 1
 
 
 def test_noise() -> None:

@@ -63,7 +63,7 @@ def test_pairs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert other.train.digest != found.train.digest
 
 
-def test_what_does_not_fit_is_counted_and_named(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_fit_is_counted_and_named(folder: Path, tmp_path: Path) -> None:
     put(folder / "train" / "alone.png", pixels_of(9))
     put(folder / "labels" / "lost.png", ids_of(9))
     put(folder / "train" / "tall.png", pixels_of(9, 8, 8))
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_counted_and_named(folder: Path, tmp_path: Path, ca
         "labels_broken": 1,
         "labels_colored": 1,
     }
-    said = capsys.readouterr().err
+    said = " ".join(found.notes)
     for name in ("bad.png", "alone.png", "lost.png", "tall.png", "torn.png", "paint.png"):
         assert name in said
     assert found.classes == ("sky", "road", "car")
@@ -100,12 +100,13 @@ def test_an_id_that_is_no_class_is_an_error_that_names_image_count_and_id(folder
     assert "images.classes" in caught.value.fix
 
 
-def test_ids_of_the_test_set_that_training_lacks(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ids_of_the_test_set_that_training_lacks(folder: Path, tmp_path: Path) -> None:
     put(folder / "test" / "t.png", pixels_of(0))
     put(folder / "test_labels" / "t.png", ids_of(0))
     options = {"test": str(folder / "test"), "test_labels": str(folder / "test_labels")}
-    assert find_pairs(config_of(folder, **options), tmp_path / "cache").test is not None
-    assert "images.test: 1 have exactly the pixels of a training image (t.png)" in capsys.readouterr().err
+    found = find_pairs(config_of(folder, **options), tmp_path / "cache")
+    assert found.test is not None
+    assert "images.test: 1 have exactly the pixels of a training image (t.png)" in found.notes
     ids = ids_of(0)
     ids[0, 0] = 3
     put(folder / "test_labels" / "t.png", ids)
@@ -128,6 +129,12 @@ def test_kinds_of_label_images() -> None:
         assert fault is None
         assert found is not None
         assert np.array_equal(found, ids)
+    for kind, level in ((np.uint16, 256), (np.int32, -1), (np.int32, 70_000)):
+        others = ids.astype(kind)
+        others[0, 0] = level
+        stream = io.BytesIO()
+        Image.fromarray(others).save(stream, "TIFF")
+        assert decode_ids(stream.getvalue(), 6, 8) == (None, "labels_large")
     half, _ = decode_ids(encoded(Image.fromarray(ids.repeat(2, axis=0).repeat(2, axis=1))), 6, 8)
     assert half is not None
     assert np.array_equal(half, ids)  # by the nearest pixel: no new ids between two classes
@@ -223,6 +230,26 @@ def test_drawn_images_as_pairs(tmp_path: Path) -> None:
     found = find_pairs(ImagePairsConfig(size=16, valid_share=0.5, **options), tmp_path / "cache")
     assert found.valid is not None
     assert (len(found.train), len(found.valid), len(found.classes)) == (6, 6, 1 + len(SHAPES))
+
+
+def test_the_classes_are_those_of_the_images_held_out_too(folder: Path, tmp_path: Path) -> None:
+    """Whichever half is held out, one image alone has the last class."""
+    ids = ids_of(7)
+    ids[0, 0] = 9
+    put(folder / "train" / "rare.png", pixels_of(7))
+    put(folder / "labels" / "rare.png", ids)
+    for share in (0.2, 0.5, 0.8):
+        found = find_pairs(config_of(folder, valid_share=share), tmp_path / "cache")
+        assert found.classes == tuple(map(str, range(10)))
+
+
+def test_the_share_held_out_is_of_all_images_whatever_folders_they_are_in(tmp_path: Path) -> None:
+    for number in range(10):
+        put(tmp_path / "train" / f"place{number}" / "view.png", pixels_of(number))
+        put(tmp_path / "labels" / f"place{number}" / "view.png", ids_of(number))
+    found = find_pairs(config_of(tmp_path, valid_share=0.3), tmp_path / "cache")
+    assert found.valid is not None
+    assert (len(found.train), len(found.valid)) == (7, 3)
 
 
 @pytest.mark.slow

@@ -158,6 +158,23 @@ def table_of(images: Path, task: str, /, **model: Any) -> dict[str, Any]:
     return {"task": task, "model": sizes, "images": sources, "train": {"steps": 1, "device": "cpu"}}
 
 
+@pytest.mark.parametrize("size", [12, 16])
+@pytest.mark.parametrize("case", ["vit classifier", "beit with a class token's norm"])
+def test_a_run_starts_from_their_folder(case: str, size: int, images: Path, tmp_path: Path) -> None:
+    name, options = CASES[case]
+    foreign(name, {**options, "num_labels": 6}).save_pretrained(tmp_path / "model")
+    train: dict[str, Any] = {"start_from": str(tmp_path / "model"), "steps": 1, "lr": 1e-20, "device": "cpu"}
+    sources = {"train": str(images / "train"), "size": size, "rows": 6}
+    ours = kl.train({"task": "classify_image", "images": sources, "train": train}, run=tmp_path / "run").model.state_dict()
+    theirs = kl.from_huggingface(tmp_path / "model", dtype=torch.float32).state_dict()
+    assert ours.keys() - theirs.keys() == (
+        set() if name == "ViTForImageClassification" else {"head.output.weight", "head.output.bias"}
+    )
+    taken = ours.keys() & theirs.keys() - ({"positions.weight"} if size != 12 else set())
+    for key in taken:
+        torch.testing.assert_close(ours[key], theirs[key])
+
+
 def test_a_run_of_masked_images_is_exported_as_beit(images: Path, tmp_path: Path) -> None:
     run = kl.train(table_of(images, "masked_image", recipe="layer_scale"), run=tmp_path / "run")
     found = kl.export(run, to="huggingface", out=tmp_path / "out")

@@ -148,6 +148,15 @@ def test_a_vector_without_a_table_to_go_into_is_refused() -> None:
         kl.fold(model)
 
 
+def test_a_head_that_reads_states_between_layers_is_refused() -> None:
+    sizes: dict[str, Any] = {"image": kl.ImageInput(size=8, patch=4), "dim": 16, "heads": 2, "ffn_dim": 32, "layers": 4}
+    pixels = torch.rand(2, 3, 8, 8)
+    linear = kl.ImageEncoder(**sizes, map_head=kl.MapHead(kind="linear", classes=3)).eval()
+    torch.testing.assert_close(kl.fold(linear)(pixels).logits, linear(pixels).logits, rtol=1e-5, atol=1e-5)
+    with pytest.raises(FoldError, match="between layers"):
+        kl.fold(kl.ImageEncoder(**sizes, map_head=kl.MapHead(classes=3)))
+
+
 def test_what_is_no_model_of_ours_is_refused() -> None:
     with pytest.raises(FoldError, match=r"Linear is not a Kilolayer model(?s:.*)kl\.bake"):
         kl.fold(torch.nn.Linear(2, 2))  # pyright: ignore[reportArgumentType]

@@ -13,6 +13,7 @@ import kilolayer as kl
 from kilolayer.config import build, option_paths
 from kilolayer.errors import UnknownOptionError, nearest
 from kilolayer.foreign_options import ABSENT, OURS
+from kilolayer.tasks.classify_image.config import ClassifyImageConfig
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.translation.config import TranslationConfig
 
@@ -22,6 +23,7 @@ MODELS: dict[type, dict[str, Any]] = {
     kl.Encoder: {**SIZES, "layers": 2},
     kl.Decoder: {**SIZES, "layers": 2},
     kl.EncoderDecoder: {**SIZES, "encoder_layers": 2, "decoder_layers": 2},
+    kl.ImageEncoder: {"image": kl.ImageInput(size=8, patch=4), "dim": 16, "heads": 2, "ffn_dim": 32, "layers": 2},
 }
 
 
@@ -40,9 +42,10 @@ normalize_output max_source_positions""")
 DECODER = words("""decoder_embed_dim decoder_attention_heads decoder_ffn_embed_dim decoder_layers decoder_normalize_before
 max_target_positions share_decoder_input_output_embed""")
 TORCHSCALE = {
-    kl.Encoder: [*BOTH, *ENCODER, "share_encoder_input_output_embed", "img_size", "patch_size", "in_chans"],
+    kl.Encoder: [*BOTH, *ENCODER, "share_encoder_input_output_embed"],
     kl.Decoder: [*BOTH, *DECODER],
     kl.EncoderDecoder: [*BOTH, *ENCODER, *DECODER, "share_all_embeddings"],
+    kl.ImageEncoder: ["img_size", "patch_size", "in_chans"],
 }
 CASES = [(shape, name) for shape, names in TORCHSCALE.items() for name in names]
 
@@ -67,6 +70,13 @@ def test_every_option_of_torchscale_is_on_the_page_and_answered_alike(shape: typ
         assert raised.value.fix.startswith(f"{name}: write {re.findall('`(.+?)`', ours)[0]}")
 
 
+def test_a_model_that_takes_no_images_names_the_one_that_does() -> None:
+    with pytest.raises(UnknownOptionError) as raised:
+        kl.Encoder(**MODELS[kl.Encoder], img_size=32, fsdp=True)  # pyright: ignore[reportCallIssue]
+    assert "img_size: kl.ImageEncoder takes images" in raised.value.fix
+    assert "kl.fully_shard(model)" in raised.value.fix
+
+
 def test_all_unknown_options_are_answered_at_once() -> None:
     with pytest.raises(UnknownOptionError) as raised:
         kl.Decoder(vocab_size=20, decoder_embed_dim=16, deepnorm=True, multiway=True)  # pyright: ignore[reportCallIssue]
@@ -79,13 +89,10 @@ def test_all_unknown_options_are_answered_at_once() -> None:
 
 
 def test_our_name_for_an_option_is_an_option() -> None:
-    assert not [name for name, count in _counts().items() if count > 1]
-    assert {ours.partition(" = ")[0] for ours in OURS} <= set(option_paths(TranslationConfig))
-
-
-def _counts() -> dict[str, int]:
-    names = " ".join([*OURS.values(), *ABSENT.values()]).split()
-    return {name: names.count(name) for name in names}
+    for table in (OURS, ABSENT):
+        names = " ".join(table.values()).split()
+        assert len(names) == len(set(names))
+    assert {ours.partition(" = ")[0] for ours in OURS} <= {*option_paths(TranslationConfig), *option_paths(ClassifyImageConfig)}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,7 @@ def _counts() -> dict[str, int]:
         ({"encoder_embed_dim": 64}, "encoder_embed_dim", "write model.dim"),
         ({"model": {"use_qk_norm": True}}, "use_qk_norm", "write qk_norm"),
         ({"query_key_norm": True}, "query_key_norm", "write model.qk_norm"),
+        ({"task": "classify_image", "model": {"patch_size": 4}}, "patch_size", "write image.patch"),
     ],
 )
 def test_a_configuration_is_answered_in_its_own_words(table: dict[str, Any], name: str, answer: str) -> None:

@@ -124,8 +124,9 @@ def test_a_run_is_scored_shown_and_classifies(
     ]
     with pytest.raises(InputError, match="cannot be decoded"):
         run.classify(tmp_path / "broken.png")
-    with pytest.raises(InputError, match="image 1"):
-        run.classify(np.zeros((4, 4), np.float32))
+    for wrong in (np.zeros((4, 4), np.float32), np.zeros((3, 16, 16), np.uint8)):  # channels come last
+        with pytest.raises(InputError, match="image 1"):
+            run.classify(wrong)
 
     capfd.readouterr()
     assert main(["classify", str(run.folder), str(some[0]), str(tmp_path), "--json", "--top", "2"]) == 1
@@ -178,6 +179,16 @@ def test_it_starts_from_the_body_of_a_model_of_masked_images_of_another_size(ima
 
     again = kl.train(merge(table(images), {"train": {"start_from": str(tuned.folder), "lr": 1e-20}}), run=tmp_path / "again")
     torch.testing.assert_close(again.model.state_dict()["head.output.weight"], ours["head.output.weight"])
+
+
+def test_options_that_fit_drawn_shapes_give_way_to_those_that_are_set() -> None:
+    drawn: Any = build(RunConfig, {"task": "classify_image"})
+    assert (drawn.model.layers, drawn.model.dim, drawn.augment.crop) == (4, 64, "pad")
+    given: Any = build(
+        RunConfig,
+        {"task": "classify_image", "model": {"encoder_layers": 2}, "augment": {"crop": "resized"}, "train": {"steps": 9}},
+    )
+    assert (given.model.encoder_layers, given.augment.crop, given.train.steps, given.train.epochs) == (2, "resized", 9, None)
 
 
 @pytest.mark.parametrize(

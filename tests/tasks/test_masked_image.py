@@ -253,6 +253,19 @@ def test_codes_are_predicted_by_a_run_that_starts_from_another(
         torch.testing.assert_close(weight, coded.model.state_dict()[name], msg=name)
 
 
+def test_it_goes_on_with_images_of_another_size(images: Path, tmp_path: Path) -> None:
+    start: Any = kl.train(table(images), run=tmp_path / "start")
+    bare = {name: value for name, value in table(images).items() if name != "model"}
+    over = {"images": {"size": 24}, "train": {"start_from": str(start.folder), "steps": 1, "lr": 1e-20}}
+    again: Any = kl.train(merge(bare, over), run=tmp_path / "again")
+    assert (start.model.config.image.length, again.model.config.image.length) == (17, 37)
+    theirs, ours = start.model.state_dict(), again.model.state_dict()
+    for name, weight in ours.items():
+        if weight.shape == theirs[name].shape:
+            torch.testing.assert_close(weight, theirs[name], msg=name)
+    assert [name for name, weight in ours.items() if weight.shape != theirs[name].shape] == ["positions.weight"]
+
+
 @pytest.mark.parametrize("kind", ["codes", "decoder"])
 def test_an_image_classifier_starts_from_it(coded: Any, images: Path, tmp_path: Path, kind: str) -> None:
     start = coded if kind == "codes" else kl.train(table(images, **MAE), run=tmp_path / "start")

@@ -181,9 +181,9 @@ def test_a_run_is_scored_shown_and_writes_overlays(
     first, second, again, broken = json.loads(out)
     stem = some[0].stem
     assert [Path(each["overlay"]).name for each in (first, second, again)] == [
-        f"{stem}.png",
-        f"{some[1].stem}.png",
-        f"{stem}-2.png",
+        f"{stem}-overlay.png",
+        f"{some[1].stem}-overlay.png",
+        f"{stem}-overlay-2.png",
     ]
     assert broken["fault"] == "cannot be decoded"
     found = run.segment(some[0])
@@ -206,7 +206,7 @@ def test_maps_and_overlays_have_the_size_of_each_image(run: Any, tmp_path: Path)
         assert sum(found.shares.values()) == pytest.approx(1)
     words = ["classify", str(run.folder), str(tmp_path / "turned.png"), "--overlays", str(tmp_path / "out")]
     assert main(words) == 0
-    with Image.open(tmp_path / "out" / "turned.png") as written:
+    with Image.open(tmp_path / "out" / "turned-overlay.png") as written:
         assert written.size == (20, 50)
 
 

@@ -129,6 +129,27 @@ def check_communication(group: dist.ProcessGroup) -> None:
     assert gather(noise[0], Peers.of(group)).unique().numel() == size
 
 
+def check_turns(group: dist.ProcessGroup, folder: Path, failing: int | None) -> None:
+    """Two machines of two processes, each with a cache that its first process fills; the process `failing` cannot."""
+    processes, rank = Processes(group), dist.get_rank(group)
+    machine, file = rank // 2, folder / f"cache-{rank // 2}"
+
+    def take_turn() -> None:
+        with processes.first_process_first():
+            if rank == failing:
+                raise OptionError("there is no text", fix="name it")
+            assert not machine or (folder / "cache-0").exists(), "the first process comes before other machines"
+            assert file.exists() == bool(rank % 2)
+            file.touch()
+
+    with patch.dict(os.environ, LOCAL_RANK=str(rank % 2)):
+        if failing is None:
+            take_turn()
+        else:
+            with pytest.raises(OptionError if rank == failing else SystemExit):
+                take_turn()
+
+
 def train_compiled(group: dist.ProcessGroup, folder: Path, cache: str, kinds: int) -> None:
     """Train with layers compiled as on a GPU; one function for each kind of layer must be enough."""
 

@@ -286,6 +286,11 @@ def test_all_hear_the_same_and_draw_their_own(pool: ProcessPool) -> None:
     pool.run(shared_runs.check_communication, 4)
 
 
+@pytest.mark.parametrize("failing", [None, 0, 2])
+def test_the_first_process_of_each_machine_fills_its_cache(tmp_path: Path, pool: ProcessPool, failing: int | None) -> None:
+    pool.run(shared_runs.check_turns, 4, tmp_path, failing)
+
+
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     processes = Processes()

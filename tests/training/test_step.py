@@ -12,6 +12,7 @@ import torch
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
+from kilolayer.errors import InputError
 from kilolayer.layers import attention
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
@@ -113,6 +114,12 @@ def test_accumulated_batches_are_one_batch_of_their_union(cuts: list[int]) -> No
     assert pieces.tokens == whole.tokens == sum(len(labels) for _, labels in rows)
     assert (pieces.loss, pieces.nll) == pytest.approx((whole.loss, whole.nll), rel=1e-6)
     assert pieces.gradient_norm == pytest.approx(whole.gradient_norm, rel=1e-6)
+
+
+def test_a_step_without_anything_to_predict_says_so() -> None:
+    batch = batch_of(random_rows(4, seed=4))
+    with pytest.raises(InputError, match="nothing in this step can be predicted"):
+        stepper_of().step([replace(batch, tokens=0)], 1e-2)
 
 
 def make_sparse(stepper: Stepper) -> Stepper:

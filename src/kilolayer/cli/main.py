@@ -122,7 +122,8 @@ def _as_kilolayer_error(error: Exception) -> KilolayerError | None:
             return KilolayerError(f"the output cannot be written: {reason}", fix=fix)
         return KilolayerError(f"a file cannot be used: {reason}", where=os.fsdecode(error.filename), fix=fix)
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_MEMORY.search(str(error))):
-        fix = "lower batches.tokens, or make the model smaller; `kilolayer plan` shows what a model needs"
+        batch = "batches.tokens, images.rows or examples.rows"
+        fix = f"lower the batch ({batch}), or make the model smaller; `kilolayer plan` shows what a model needs"
         return KilolayerError("there is not enough memory", where=str(error).partition("\n")[0][:300], fix=fix)
     if terminal.under_torchrun() and isinstance(error, RuntimeError) and PEER_GONE.search(str(error)):
         fix = "its messages, or those of torchrun, say why; then continue with --resume"

@@ -47,7 +47,8 @@ class Draws:
         count = math.prod(shape)
         found = uniform(self.seed, self.keys, count, self.taken)
         self.taken += count
-        return (found + 2.0**-25).view(len(self.keys), *shape)
+        # The largest of the draws, rounded, would become 1.
+        return (found + 2.0**-25).clamp(max=1 - 2.0**-24).view(len(self.keys), *shape)
 
     def normal(self, *shape: int) -> Tensor:
         """fp32 [rows, *shape], of mean 0 and variance 1."""

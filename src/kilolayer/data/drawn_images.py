@@ -13,7 +13,6 @@ from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.image_decoding import require_vision
 from kilolayer.data.images import ImagesConfig
 from kilolayer.files.writing import make_folder
-from kilolayer.terminal import say
 
 SHAPES = ("circle", "cross", "ring", "square", "stripes", "triangle")
 """The classes, sorted. In a label image 0 is the background and n the n-th shape."""
@@ -54,8 +53,12 @@ def given_or_drawn(config: ImagesConfig, cache: Path) -> ImagesConfig:
             archive.add(drawn, "", filter=_without_time)
 
     folder = built(cache / f"drawn-{content_key([FORM, size, COUNTS])}", build)
-    say("images.train is not given: the run is on drawn shapes, for a first try")
     return replace(config, **{part: f"{folder / ARCHIVE}:{part}" for part in config.sources()})
+
+
+def data_notes(config: ImagesConfig, notes: tuple[str, ...]) -> tuple[str, ...]:
+    """What a log says of the images of a run: `notes` of them, and whether they are drawn."""
+    return notes if config.train is not None else ("images.train is not given: the run is on drawn shapes, for a first try",)
 
 
 def _without_time(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer.data.image_decoding import LEFT_OUT, SUFFIXES, decode, require_vision
+from kilolayer.data.image_decoding import LEFT_OUT, decode, is_image_name, require_vision
 from kilolayer.data.image_source import LARGEST, ImageSource
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.files.paths import kind_of
@@ -83,7 +83,7 @@ def _files_of(source: Any, number: int) -> Iterator[Found]:
 def _files_below(path: str) -> Iterator[Found]:
     source, joint, found = ImageSource.parse(path), "/" if kind_of(Path(path)) == "folder" else ":", False
     for entry in source.entries():
-        if entry.data is not None and entry.name.lower().endswith(SUFFIXES):
+        if entry.data is not None and is_image_name(entry.name):
             found = True
             yield f"{path.rstrip('/')}{joint if not source.inner else '/'}{entry.name}", entry.data
     if not found:
@@ -96,7 +96,7 @@ def _file_of(image: Any, number: int) -> bytes:
 
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and (image.ndim == 2 or _has_channels_last(image)):
         image = Image.fromarray(image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image)
     if not isinstance(image, Image.Image):
         raise InputError(
@@ -108,3 +108,7 @@ def _file_of(image: Any, number: int) -> bytes:
     of_png = image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else image.convert("RGB")
     of_png.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
+
+
+def _has_channels_last(image: np.ndarray) -> bool:
+    return image.ndim == 3 and image.shape[2] in (1, 2, 3, 4)

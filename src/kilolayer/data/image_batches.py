@@ -60,8 +60,8 @@ class BatchesOfImages(EndlessBatches[Kind]):
 
     @property
     def summary(self) -> str:
-        """One line for the log: what was read, what was left out or changed, and how it is batched."""
-        return "; ".join([self.images.title, *self.images.notes, f"batches of {self.rows}"])
+        """One line for the log: what was read, and how it is batched."""
+        return f"{self.images.title}; batches of {self.rows}"
 
     def _order(self) -> np.ndarray:
         """int64 [images]: the order of this epoch."""

@@ -26,6 +26,7 @@ LEFT_OUT = {
     "sizes": "with a label image of another size: left out",
     "labels_broken": "with a label image that cannot be decoded: left out",
     "labels_colored": "with a label image of colors in place of ids: left out",
+    "labels_large": "with a label image of ids below 0 or above 255: left out",
 }
 CHANGED = {
     "grey": "grey: read as equal channels",
@@ -38,6 +39,11 @@ CHANGED = {
     "resized": "of another size: scaled by the shorter side and cropped around the center",
 }
 REASONS = LEFT_OUT | CHANGED
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file is an image by its name; hidden files, such as those that macOS adds to archives, are none."""
+    return name.lower().endswith(SUFFIXES) and not name.rpartition("/")[2].startswith(".")
 
 
 def require_vision() -> None:
@@ -107,7 +113,7 @@ def _plain(image: Image.Image, channels: int) -> tuple[Image.Image, list[str]]:
 def decode_ids(data: bytes, height: int, width: int) -> tuple[np.ndarray | None, str | None]:
     """The ids of a label image, uint8 [height, width], by the nearest pixel; or None, and the reason why it is left out.
 
-    Ids are the levels of a grey image, or the numbers of a palette's colors; an id above 255 is read as 255.
+    Ids are the levels of a grey image, or the numbers of a palette's colors.
     """
     from PIL import Image, ImageOps
 
@@ -118,7 +124,9 @@ def decode_ids(data: bytes, height: int, width: int) -> tuple[np.ndarray | None,
             values = values[..., 0]
         if values.ndim != 2 or values.dtype.kind == "f":
             return None, "labels_colored"
-        ids = Image.fromarray(values.clip(0, 255).astype(np.uint8))
+        if values.min() < 0 or values.max() > 255:
+            return None, "labels_large"
+        ids = Image.fromarray(values.astype(np.uint8))
         return np.asarray(ImageOps.fit(ids, (width, height), Image.Resampling.NEAREST)), None
     except MemoryError:
         raise

@@ -83,7 +83,7 @@ class ImagePairsConfig(ImagesConfig):
 class ImagePairs(ImageSet):
     """The images of one part of a run, and the ids of their pixels.
 
-    void: the id of pixels that belong to no class. classes: their names; none: as many as there are ids.
+    void: the id of pixels that belong to no class. classes: their names; none: as many as there are ids in the folder.
     """
 
     def __init__(self, folder: Path, part: str, source: str, void: int, classes: Sequence[str] = ()) -> None:
@@ -91,11 +91,10 @@ class ImagePairs(ImageSet):
         height, width = self.pixels.shape[1:3]
         self.void = void
         self.ids: np.ndarray = mapped(folder / f"{part}.{IDS}", (len(self), height, width))
-        counts = mapped(folder / f"{part}.{COUNTS}", (len(self), LEVELS * 4)).view("<u4")
-        self.id_counts: np.ndarray = counts
+        self.id_counts: np.ndarray = mapped(folder / f"{part}.{COUNTS}", (len(self), LEVELS * 4)).view("<u4")
         """uint32 [images, 256]: how many pixels of each image have each id, as in the files."""
         self._content += str(read_json(folder / MANIFEST)["files"][f"{part}.{IDS}"]["sha256"])
-        used = np.flatnonzero(counts.sum(axis=0, dtype=np.int64) * (np.arange(LEVELS) != void))
+        used = np.setdiff1d(_ids_of(folder), void)
         if not len(used):
             raise InputError(f"all pixels of the label images have the id of void, {void}", where=source, fix="set images.void")
         self.classes = tuple(classes) or tuple(str(number) for number in range(int(used[-1]) + 1))
@@ -176,8 +175,6 @@ def find_pairs(config: ImagePairsConfig, cache: Path) -> PairParts:
     for part in folders.keys() - parts.keys():
         parts[part] = ImagePairs(folders[part], KEPT, str(sources[part]), config.void, train.classes)
     notes = tuple(note for name in ("train", "valid", "test") if name in parts for note in part_notes(name, parts[name], train))
-    for note in notes:
-        say(note)
     return PairParts(train, parts.get("valid"), parts.get("test"), notes)
 
 
@@ -241,7 +238,7 @@ def write_pairs(images: ImageSource, labels: ImageSource, folder: Path, shape: t
     pixels = mapped(arrived, (len(names), *shape))
     ids = mapped(arrived_ids, (len(known), *shape[:2]))
     description = {"faults": faults.counts, "named": faults.names, "empty": []}
-    for part, chosen in zip((KEPT, HELD), divided(names, share), strict=True):
+    for part, chosen in zip((KEPT, HELD), divided(names, share, by_class=False), strict=True):
         if chosen:
             write_part(folder, part, pixels, chosen, names, description if part == KEPT else NOTHING)
             _write_ids_of_part(folder, part, ids, [order[index] for index in chosen])
@@ -267,6 +264,12 @@ def _write_ids(labels: ImageSource, path: Path, height: int, width: int) -> dict
     if not known:
         raise nothing_found(labels, faults)
     return known
+
+
+def _ids_of(folder: Path) -> np.ndarray:
+    """The ids of all pixels in a folder, those held out too: which images are held out does not change the classes."""
+    counts = [np.fromfile(path, "<u4").reshape(-1, LEVELS).any(axis=0) for path in folder.glob(f"*.{COUNTS}")]
+    return np.flatnonzero(np.any(counts, axis=0))
 
 
 def _write_ids_of_part(folder: Path, part: str, ids: np.ndarray, order: Sequence[int]) -> None:

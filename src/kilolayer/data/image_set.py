@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kilolayer.data.cache_folder import MANIFEST, built, content_key
-from kilolayer.data.image_decoding import REASONS, SUFFIXES, decode
+from kilolayer.data.image_decoding import REASONS, SUFFIXES, decode, is_image_name
 from kilolayer.data.image_source import Entry, ImageSource
 from kilolayer.errors import InputError
 from kilolayer.files.reading import read_json
 from kilolayer.terminal import counted
 
-FORM = 1
+FORM = 2
 """Raised when the files of a cached set, or the way images are decoded, change."""
 LARGEST_DESCRIPTION = 1 << 30
 AT_ONCE, BYTES_AT_ONCE = 64, 1 << 24
@@ -133,20 +133,23 @@ def class_of(name: str) -> str:
     return name.partition("/")[0] if "/" in name else ""
 
 
-def prepared_images(source: ImageSource, shape: tuple[int, int, int], cache: Path, share: float = 0.0) -> Path:
+def prepared_images(
+    source: ImageSource, shape: tuple[int, int, int], cache: Path, share: float = 0.0, *, labelled: bool = True
+) -> Path:
     """The cached folder of the decoded images of a source; it is made unless it is there.
 
-    shape: height, width and channels. share: of each class, held out.
+    shape: height, width and channels. share: of all images, held out; labelled: of those of each class.
     """
-    settings = ["images", FORM, source.identity(cache), source.inner, *shape, share]
+    by_class = labelled and share > 0
+    settings = ["images", FORM, source.identity(cache), source.inner, *shape, share, by_class]
 
     def build(draft: Path) -> None:
-        write_images(source, draft, shape, share)
+        write_images(source, draft, shape, share, by_class=by_class)
 
     return built(cache / f"images-{content_key(settings)}", build, trust_times=True)
 
 
-def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int], share: float) -> None:
+def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int], share: float, *, by_class: bool) -> None:
     """Decode all images of a source into the files of a folder, in the order of their names."""
     faults, names, folders = Faults(), [], set()
     arrived = folder / "arrived"
@@ -162,7 +165,7 @@ def write_images(source: ImageSource, folder: Path, shape: tuple[int, int, int],
         raise nothing_found(source, faults)
     check_names(names, source)
     array = mapped(arrived, (len(names), *shape))
-    kept, held = divided(names, share)
+    kept, held = divided(names, share, by_class=by_class)
     description = {
         "faults": faults.counts,
         "named": faults.names,
@@ -187,14 +190,14 @@ def write_part(
     (folder / f"{part}.{DESCRIPTION}").write_text(json.dumps(own | description))
 
 
-def divided(names: Sequence[str], share: float) -> tuple[list[int], list[int]]:
-    """The indices of the images kept, and of those held out: of each class the same share, drawn by the names alone.
+def divided(names: Sequence[str], share: float, *, by_class: bool) -> tuple[list[int], list[int]]:
+    """The indices of the images kept, and of those held out: a share, drawn by the names alone; by_class: of each class.
 
     Both are in the order of the names.
     """
     groups: dict[str, list[int]] = {}
     for index, name in enumerate(names):
-        groups.setdefault(class_of(name), []).append(index)
+        groups.setdefault(class_of(name) if by_class else "", []).append(index)
     drawn = [hashlib.sha256(name.encode(errors="surrogateescape")).digest() if share else b"" for name in names]
     held = {index for group in groups.values() for index in sorted(group, key=drawn.__getitem__)[: round(share * len(group))]}
     if share and not 0 < len(held) < len(names):
@@ -255,14 +258,14 @@ def image_files(source: ImageSource, faults: Faults, folders: set[str]) -> Itera
             folders.add(above)
         if entry.data is None:
             continue
-        if not entry.name.lower().endswith(SUFFIXES) or entry.name.rpartition("/")[2].startswith("."):
+        if not is_image_name(entry.name):
             faults.add("other", entry.name)
             continue
         yield entry
 
 
 def check_names(names: Sequence[str], source: ImageSource) -> None:
-    """Raise if a name cannot be stored, or occurs twice, as it may in an archive."""
+    """Raise if a name occurs twice, as it may in an archive."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

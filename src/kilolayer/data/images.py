@@ -123,15 +123,16 @@ def find_images(config: ImagesConfig, cache: Path, *, labelled: bool = True) -> 
         )
     sources = parse_sources({name: getattr(config, name) for name in config.sources()})
     share = {"train": config.valid_share}
-    folders = {name: prepared_images(source, config.shape, cache, share.get(name, 0.0)) for name, source in sources.items()}
+    folders = {
+        name: prepared_images(source, config.shape, cache, share.get(name, 0.0), labelled=labelled)
+        for name, source in sources.items()
+    }
     train = ImageSet(folders["train"], KEPT, str(sources["train"]))
     classes = classes_of(train, config.classes) if labelled else ()
     parts = {name: ImageSet(folder, KEPT, str(sources[name]), classes) for name, folder in folders.items()}
     if config.valid_share:
         parts["valid"] = ImageSet(folders["train"], HELD, str(sources["train"]), classes)
     notes = tuple(note for name, part in parts.items() for note in part_notes(name, part, parts["train"]))
-    for note in notes:
-        say(note)
     return ImageParts(parts["train"], parts.get("valid"), parts.get("test"), notes)
 
 

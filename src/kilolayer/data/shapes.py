@@ -21,7 +21,7 @@ class BatchConfig:
 
     tokens: int = bounded(4096, least=2, most=2**31)
     """Maximum number of tokens in a batch, source and target, padding included; 4096 is usual for one GPU."""
-    shapes: int = bounded(12, least=1, most=255)
+    shapes: int = bounded(12, least=1, most=254)
     """Maximum number of different batch shapes (rows, source length, target length). More shapes mean less padding, but more to
     compile."""
 

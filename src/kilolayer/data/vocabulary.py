@@ -91,7 +91,7 @@ class ByteVocabulary:
         return np.frombuffer(data, np.uint8).astype(np.int64) + FIRST_BYTE
 
     def decode(self, ids: Iterable[int]) -> str:
-        return bytes(token - FIRST_BYTE for token in ids if token >= FIRST_BYTE).decode("utf-8", "replace")
+        return bytes(token - FIRST_BYTE for token in ids if FIRST_BYTE <= token < self.vocab_size).decode("utf-8", "replace")
 
     def save(self, folder: Path) -> None:
         """Do nothing: a byte vocabulary needs no file."""

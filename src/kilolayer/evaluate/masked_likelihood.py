@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kilolayer.data.masking import MaskedBatch, inputs_of
 from kilolayer.data.tokenizer import PAD
+from kilolayer.errors import InputError
 from kilolayer.evaluate.likelihood import TextScore, TokenLoss
 from kilolayer.models.encoder import Encoder
 from kilolayer.runtime.recorder import Recorder, evaluating
@@ -65,4 +66,6 @@ def measure_masked(model: Encoder, batches: Iterable[MaskedBatch], recorder: Rec
         for batch in batches:
             found = run(*batch.parts).tolist()
             nll, correct, tokens = nll + found[0], correct + int(found[1]), tokens + batch.tokens
+    if not tokens:
+        raise InputError("the text has no token that can be predicted", fix="take text that the vocabulary knows tokens of")
     return MaskedLoss(nll, tokens, correct)

@@ -99,6 +99,8 @@ def _check(model: AnyModel) -> None:
         raise FoldError(
             "its decoder has the recipe too", fix="fold a model without image.decoder that has its encoder's weights"
         )
+    if isinstance(model, ImageEncoder) and model.map_head is not None and model.map_head.depths:
+        raise FoldError("its map head reads the states between layers, which would be scaled", fix="keep the model as it is")
     recipe, norms = model.config.recipe, norm_class(model.config.norm)
     if not norms.is_homogeneous:
         raise FoldError(

@@ -103,6 +103,12 @@ class ImageTokenizer(Trainable):
 
     def decode(self, codes: Tensor) -> Tensor:
         """The images of codes, int64 [batch, rows * columns]: [batch, channels, height, width], of numbers from -1 to 1."""
+        self.check_codes(codes)
+        vectors = self.codebook.lookup(codes).view(len(codes), *self.grid, -1)
+        return self.decoder(vectors.permute(0, 3, 1, 2)).clamp(-1, 1)
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Raise if these are no codes of images; their range is checked on the CPU alone, because a GPU would have to wait."""
         rows, columns = self.grid
         if codes.dim() != 2 or codes.shape[1] != rows * columns or codes.dtype != torch.int64:
             raise InputError(
@@ -110,8 +116,6 @@ class ImageTokenizer(Trainable):
             )
         if codes.device.type == "cpu" and codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.config.codes:
             raise InputError("a code is out of range", fix=f"allowed: 0 to {self.config.codes - 1}")
-        vectors = self.codebook.lookup(codes).view(len(codes), rows, columns, -1)
-        return self.decoder(vectors.permute(0, 3, 1, 2)).clamp(-1, 1)
 
     def step_sums(self) -> ImageTokenizerSums:
         """The codes follow the vectors of each step."""

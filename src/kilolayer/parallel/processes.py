@@ -100,18 +100,26 @@ class Processes:
 
     @contextmanager
     def first_process_first(self) -> Iterator[None]:
-        """Run the body on the first process, then on the others; if it fails on the first, the others exit silently."""
-        if self.first:
-            try:
-                yield
-            except BaseException:
-                self.broadcast_number(0)
-                raise
-            self.broadcast_number(1)
-        else:
-            if not self.broadcast_number(0):
-                raise SystemExit(2)
+        """Run the body on the first process, then on the first of each other machine, then on the others.
+
+        A machine may have a cache of its own. If the body fails in the first or second turn, all other processes exit silently.
+        """
+        turn = 0 if self.first else 1 if os.environ.get("LOCAL_RANK") == "0" else 2
+        for _ in range(turn):
+            self._wait()
+        try:
             yield
+        except BaseException:
+            if turn < 2:
+                self.total(1)
+            raise
+        for _ in range(2 - turn):
+            self._wait()
+
+    def _wait(self) -> None:
+        """Wait for the processes whose turn it is; exit if one of them has failed."""
+        if self.total(0):
+            raise SystemExit(2)
 
     def total(self, number: int) -> int:
         """The sum of `number` over all processes."""

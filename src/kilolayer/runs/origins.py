@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -162,7 +162,7 @@ def _check_shape(origin: Origin, task: Registration, what: str) -> None:
 
 @dataclass(frozen=True)
 class ForeignOrigin:
-    """A Hugging Face folder; its tokens are renumbered in our order."""
+    """A Hugging Face folder; its tokens, if it reads any, are renumbered in our order."""
 
     imported: Imported
 
@@ -171,30 +171,29 @@ class ForeignOrigin:
         return self.imported.folder
 
     @cached_property
-    def tokens(self) -> ForeignVocabulary:
-        """The vocabulary's files, and the table rows of its tokens."""
-        return read_vocabulary(self.imported)
+    def tokens(self) -> ForeignVocabulary | None:
+        """The vocabulary's files, and the table rows of its tokens; None if the model reads images."""
+        return read_vocabulary(self.imported) if self.imported.config.image is None else None
 
     @property
     def model(self) -> ModelConfig:
         """The imported model's configuration, with our token ids."""
-        return self.tokens.renumbered(self.imported.config)
+        return self.imported.config if self.tokens is None else self.tokens.renumbered(self.imported.config)
 
     @property
     def tables(self) -> Table:
-        return {"model": table_of(self.model), "tokenizer": self.tokens.table}
+        return {"model": table_of(self.model), **({} if self.tokens is None else {"tokenizer": self.tokens.table})}
 
     def check_task(self, task: Registration) -> None:
         _check_shape(self, task, f"a model of the type {self.imported.form.model_type!r},")
 
-    def vocabulary(self) -> Vocabulary:
-        return self.tokens.load()
+    def vocabulary(self) -> Vocabulary | None:
+        return None if self.tokens is None else self.tokens.load()
 
     def weights(self, vocabulary: Vocabulary | None, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         tensors = self.imported.weights()
-        for name in TABLES:
-            if name in tensors:
-                tensors[name] = self._renumbered(tensors[name])
+        if self.tokens is not None:
+            tensors |= {name: _renumbered(tensors[name], self.tokens.rows) for name in TABLES if name in tensors}
         tensors |= {name: tensor for name, tensor in self.imported.spare_weights().items() if name in own}
         # A file may have lower precision than the model that is trained.
         return {name: tensor.to(own[name].dtype if name in own else torch.float32) for name, tensor in tensors.items()}
@@ -202,8 +201,10 @@ class ForeignOrigin:
     def saved(self, vocabulary: Vocabulary | None) -> None:
         return None
 
-    def _renumbered(self, table: Tensor) -> Tensor:
-        rows = torch.tensor([-1 if row is None else row for row in self.tokens.rows])
-        renumbered = table[rows.clamp(min=0)]
-        renumbered[rows < 0] = 0
-        return renumbered
+
+def _renumbered(table: Tensor, rows: Sequence[int | None]) -> Tensor:
+    """The rows of a table in our order; zeros where there is none."""
+    indices = torch.tensor([-1 if row is None else row for row in rows])
+    renumbered = table[indices.clamp(min=0)]
+    renumbered[indices < 0] = 0
+    return renumbered

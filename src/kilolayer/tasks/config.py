@@ -180,3 +180,9 @@ def _refuse_foreign(path: str, task: str) -> None:
                 where=path.rpartition(".")[0],
                 fix=f'remove it, or set task = "{other.name}"',
             )
+
+
+def part_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A nested table; an empty one if the value is not a table, which is refused later."""
+    part = table.get(name, {})
+    return part if isinstance(part, Mapping) else {}

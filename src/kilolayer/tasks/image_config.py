@@ -1,4 +1,4 @@
-"""What the configurations of tasks share that predict classes from images: tables, defaults and checks."""
+"""What the configurations of tasks on images share: tables, defaults and checks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kilolayer.config import Table
+from kilolayer.config import Table, merge
 from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.config import Shape
 from kilolayer.models.image_input import ImageInput
 from kilolayer.tasks import registry
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
+from kilolayer.tasks.train_config import TrainConfig
 
 # Usual for small ViTs: AdamW with weight decay 0.05, cosine decay. The number of epochs, the share of the warm-up and the
 # learning rates are our choice.
@@ -23,6 +25,18 @@ FINE_TUNING: Table = {"lr": 5e-4, "layer_decay": 0.75}
 EPOCHS, WARMUP = 100, 0.05
 SMALL, SMALL_PATCH, PATCH = 64, 4, 16
 """Images of up to `SMALL` pixels a side are cut into patches of 4 pixels, larger ones into those of ViT."""
+DRAWN: Table = {
+    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128},
+    "images": {"rows": 60},
+    "train": {"lr": 2e-3},
+}
+"""What learns the drawn shapes within a minute on a CPU."""
+OF_LABELS = ("mixup", "cutmix", "erasing")
+"""Augmentation that makes images which only a classifier is meant to read."""
+IMAGE_RESUME = ResumeRules(
+    files=("images.train", "images.valid", "images.test"),
+    breaks={"images": OTHER_BATCHES, "augment": "the images of the steps so far were changed differently"},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,25 +63,17 @@ class ImageTaskConfig(RunConfig):
     @classmethod
     def image_defaults(cls, table: Mapping[str, Any]) -> Table:
         """The defaults of [model] and [train] for a table; the images that the model reads are those of [images]."""
-        train, images = part_of(table, "train"), part_of(table, "images")
-        own = {**TRAINING, **(FINE_TUNING if cls.started(table) else FROM_SCRATCH)}
-        own |= {} if "optimizer" in train else OPTIMIZER
-        own |= {} if "steps" in train else {"epochs": EPOCHS}
-        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
-        return {"model": {"positions": "learned", "activation": "gelu", "image": image_input(images)}, "train": own}
+        rates = FINE_TUNING if cls.started(table) else FROM_SCRATCH
+        train = usual_training(table, {**TRAINING, **rates}, OPTIMIZER, EPOCHS, WARMUP)
+        image = image_input(part_of(table, "images"))
+        return {"model": {"positions": "learned", "activation": "gelu", "image": image}, "train": train}
 
     def faults(self) -> Iterator[Fault]:
         image, images, title = self.model.image, self.images, registry.get(self.task).title
         assert image is not None  # a task checks it, with its head
         yield input_fault(image, images)
         yield image.mask_token, f"mask_token has no effect on {title}", "model.image", "remove it"
-        yield source_fault(images)
-        yield (
-            bool(self.train.patience) and images.train is not None and images.valid is None and not images.valid_share,
-            "patience has no effect without validation images",
-            "train",
-            "set images.valid or images.valid_share",
-        )
+        yield from source_faults(images, self.train)
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         """Images, and states of each: one per patch, and one of the class token."""
@@ -75,10 +81,20 @@ class ImageTaskConfig(RunConfig):
         return UsualBatch(self.images.rows, length or self.model.image.length)
 
 
-def part_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested table; an empty one if the value is not a table, which is refused later."""
-    part = table.get(name, {})
-    return part if isinstance(part, Mapping) else {}
+def usual_training(table: Mapping[str, Any], training: Table, optimizer: Table, epochs: float, warmup: float) -> Table:
+    """The defaults of [train] for a table: `training`, and those of an optimizer, a length and a warm-up if it sets none."""
+    train = part_of(table, "train")
+    found = training | ({} if "optimizer" in train else optimizer)
+    found |= {} if "steps" in train else {"epochs": epochs}
+    return found | ({} if "warmup_steps" in train else {"warmup_share": warmup})
+
+
+def drawn_defaults(table: Mapping[str, Any], epochs: int, more: Table) -> Table:
+    """The defaults for drawn shapes, which are small; more: those of a task."""
+    found = merge(merge(DRAWN, more), {"train": {} if "steps" in part_of(table, "train") else {"epochs": epochs}})
+    if "encoder_layers" in part_of(table, "model"):
+        del found["model"]["layers"]
+    return found
 
 
 def image_input(images: Mapping[str, Any]) -> Table:
@@ -100,14 +116,33 @@ def input_fault(image: ImageInput, images: ImagesConfig) -> Fault:
     )
 
 
-def source_fault(images: ImagesConfig) -> Fault:
-    """Images to validate or to test without any to train."""
-    return (
-        images.train is None and not (images.valid is None and images.test is None and not images.valid_share),
+def source_faults(images: ImagesConfig, train: TrainConfig) -> Iterator[Fault]:
+    """Images to validate or to test without any to train, and patience without any to validate."""
+    validates = images.valid is not None or bool(images.valid_share)
+    yield (
+        images.train is None and (validates or images.test is not None),
         "images are given to validate or to test, but none to train",
         "images",
         "set images.train; without any, the run is on drawn shapes",
     )
+    yield (
+        bool(train.patience) and images.train is not None and not validates,
+        "patience has no effect without validation images",
+        "train",
+        "set images.valid or images.valid_share",
+    )
+
+
+def unlabelled_faults(images: ImagesConfig, augment: AugmentConfig, title: str) -> Iterator[Fault]:
+    """Options of labels and of classifiers, in a task that reconstructs images; title: what its runs are called."""
+    yield bool(images.classes), f"classes have no effect on {title}", "images", "remove them"
+    for name in OF_LABELS:
+        yield (
+            bool(getattr(augment, name)),
+            f"{name} would make images that {title} is not meant to reconstruct",
+            "augment",
+            "remove it",
+        )
 
 
 def form_of(sides: tuple[int, int], channels: int) -> str:

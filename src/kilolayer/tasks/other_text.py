@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kilolayer import hints
 from kilolayer.errors import OptionError
 
 
@@ -34,3 +35,10 @@ class OtherText:
             name = "direction" if self.source is None else "source"
             raise OptionError(f"{name} has no effect on {title}", fix="name files: test")
         return self.test
+
+    def one(self, title: str, kind: str) -> str:
+        """The only file, for a task that reads one at a time; kind: what it is called in errors."""
+        first, *others = self.files(title)
+        if others:
+            raise OptionError(f"{title} is scored on one {kind} at a time", where=hints.argument("test"), fix="name one")
+        return first

@@ -151,6 +151,8 @@ class Task(ABC, Generic[Config]):
     """Other tasks whose runs this task can start from with `train.start_from`."""
     records_on_device: ClassVar[bool] = False
     """Whether `on_device` computes all from its tensors and reads none of them back, so that it too can be recorded."""
+    notes: Sequence[str] = ()
+    """What the log is to say of the data, such as what of it was left out."""
 
     @classmethod
     @abstractmethod

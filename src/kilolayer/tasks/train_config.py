@@ -49,9 +49,9 @@ class TrainConfig:
     epochs: float | None = bounded(None, above=0, most=10**6)
     """Passes over the training data, instead of steps; converted to steps when the run is created."""
     start_from: str | None = None
-    """Start from these weights and this vocabulary, as in fine-tuning: a run, or a Hugging Face folder with BERT, GPT-2, Marian
-    or OPT; [model] and [tokenizer] must be the same. Or a folder written by kl.save, which has only weights. Default:
-    initialized as the recipe specifies."""
+    """Start from these weights and this vocabulary, as in fine-tuning: a run, or a Hugging Face folder with BERT, GPT-2, OPT,
+    Qwen3, Marian, ViT or BEiT; [model] and [tokenizer] must be the same. Or a folder written by kl.save, which has only
+    weights. Default: initialized as the recipe specifies."""
     freeze: Literal["none", "experts"] = "none"
     """Weights that are not trained: none, or the experts and their routers; the balance loss still applies."""
     accumulate: int = bounded(1, least=1, most=10**6)

@@ -21,7 +21,8 @@ def log_start(trainer: Trainer, progress: Progress) -> None:
     if config.moe is not None:
         parts[1:] = [config.experts, *parts[1:], f"{_millions(placement.active_parameters)} active"]
     progress.say(f"{', '.join(filter(None, parts))}, on {trainer.device} in {trainer.config.precision}")
-    progress.say(trainer.batches.summary)
+    for text in (trainer.batches.summary, *trainer.task.notes):
+        progress.say(text)
     if size > 1:
         shared = ", matrices in shards" if placement.mesh is not None else ""
         progress.say(f"{counted(size, 'process')}, {counted(size * trainer.config.accumulate, 'batch')} per step{shared}")

@@ -24,7 +24,7 @@ class LayerNorms:
     """Norms by stack and layer: of the gradient and the update of a layer's weights, and the residual stream's RMS.
 
     attention_logit, cross_attention_logit: the largest logit, q k^T / sqrt(head_dim) with its position bias, of real positions,
-    over all heads and the first rows of each batch that have 512 positions; -inf in a layer whose attention is a user's own.
+    over all heads and the first rows of each batch that have 512 positions; not of a stack in which attention is a user's own.
     """
 
     gradient: ByLayer = field(default_factory=dict)

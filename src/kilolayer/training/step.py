@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kilolayer.errors import InputError
 from kilolayer.models.shards import group_in_step
 from kilolayer.models.trainable import StepSums, Trainable
 from kilolayer.moe.clip import clipping_norm
@@ -94,6 +95,11 @@ class Stepper:
     def step(self, batches: Sequence[Batch], lr: float, norms: LayerNorms | None = None) -> StepResult:
         """Take one optimizer step on `batches` of all processes; with `norms`, also measure each layer."""
         tokens = self.processes.total(sum(batch.tokens for batch in batches))
+        if not tokens:
+            raise InputError(
+                "nothing in this step can be predicted",
+                fix="if the vocabulary knows none of its tokens, take one of this text, or set tokenizer.byte_fallback",
+            )
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)

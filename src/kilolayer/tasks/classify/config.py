@@ -12,7 +12,7 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError
 from kilolayer.models.config import Shape
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 from kilolayer.terminal import counted
@@ -57,7 +57,7 @@ class ClassifyConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        train = _part(table, "train")
+        train = part_of(table, "train")
         started = train.get("start_from", "none") != "none"
         own = {**FINE_TUNING, "lr": LR if started else LR_FROM_SCRATCH}
         own |= {} if "steps" in train else {"epochs": EPOCHS}
@@ -108,9 +108,3 @@ class ClassifyConfig(RunConfig):
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         return UsualBatch(self.examples.rows, length or self.examples.length)
-
-
-def _part(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A nested table; an empty one if the value is not a table, which is refused later."""
-    part = table.get(name, {})
-    return part if isinstance(part, Mapping) else {}

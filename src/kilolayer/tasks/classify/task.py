@@ -11,7 +11,6 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer import hints
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
 from kilolayer.data.example_file import ExampleFile
 from kilolayer.data.examples import ExampleParts, find_examples, read_test, text_of
@@ -80,9 +79,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         """Read a file of labelled examples with the same columns as the run's own."""
         require_packages()
         examples, title = config.examples, registry.get(config.task).title
-        path, *others = text.files(title)
-        if others:
-            raise OptionError(f"{title} is scored on one file at a time", where=hints.argument("test"), fix="name one")
+        path = text.one(title, "file")
         classes = config.classes_of_run()
         part = read_test(Path(path), examples)
         encoded = EncodedExamples(part.examples, vocabulary, classes, examples.length)

@@ -10,27 +10,18 @@ from kilolayer.config import Table, merge
 from kilolayer.data.images import ImagesConfig
 from kilolayer.tasks.config import Fault
 from kilolayer.tasks.image_body import body_of
-from kilolayer.tasks.image_config import ImageTaskConfig, part_of
-from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
+from kilolayer.tasks.image_config import IMAGE_RESUME, ImageTaskConfig, drawn_defaults
+from kilolayer.tasks.resume_rules import ResumeRules
 
 SMOOTHING = 0.1  # usual for small ViTs
-DRAWN: Table = {
-    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128, "image": {"patch": 8}},
-    "images": {"rows": 60},
-    "train": {"lr": 2e-3},
-}
-DRAWN_EPOCHS = 25
-"""What learns the drawn shapes within half a minute on a CPU."""
+DRAWN_EPOCHS, DRAWN_PATCH = 25, 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifyImageConfig(ImageTaskConfig):
     """Everything that a run that classifies images is made from."""
 
-    resume: ClassVar[ResumeRules] = ResumeRules(
-        files=("images.train", "images.valid", "images.test"),
-        breaks={"images": OTHER_BATCHES, "augment": "the images of the steps so far were changed differently"},
-    )
+    resume: ClassVar[ResumeRules] = IMAGE_RESUME
 
     task: str = "classify_image"
     """What is learned."""
@@ -48,8 +39,7 @@ class ClassifyImageConfig(ImageTaskConfig):
         found = merge(cls.image_defaults(table), own)
         if not cls.on_drawn(table):
             return found
-        epochs = {} if "steps" in part_of(table, "train") else {"epochs": DRAWN_EPOCHS}
-        return merge(merge(found, DRAWN), {"train": epochs})
+        return merge(found, drawn_defaults(table, DRAWN_EPOCHS, {"model": {"image": {"patch": DRAWN_PATCH}}}))
 
     def faults(self) -> Iterator[Fault]:
         missing = self.model.head is None or self.model.image is None

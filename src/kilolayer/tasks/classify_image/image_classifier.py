@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from kilolayer import hints
 from kilolayer.data.drawn_images import given_or_drawn
 from kilolayer.data.given_images import GivenImage, given_images, is_one_image, stacked, unreadable
 from kilolayer.data.image_set import ImageSet
@@ -87,7 +88,9 @@ class ImageClassifier(TrainedRun):
         parts = find_images(given_or_drawn(self.config.images, cache_folder()), cache_folder())
         images = parts.test or parts.valid
         if images is None:
-            raise InputError("the run has no test images", where=str(self.folder), fix="name a folder of them: test")
+            raise InputError(
+                "the run has no test images", where=str(self.folder), fix=f"name a folder of them: {hints.argument('test')}"
+            )
         return images
 
     @torch.inference_mode()

@@ -12,9 +12,8 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from kilolayer import hints
 from kilolayer.data.augment import Augment
-from kilolayer.data.drawn_images import given_or_drawn
+from kilolayer.data.drawn_images import data_notes, given_or_drawn
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import ImageBatches
@@ -49,6 +48,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
     def __init__(self, parts: ImageParts, config: ClassifyImageConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows
         self.train, self.valid, self.test = parts.train, parts.valid, parts.test
+        self.notes = data_notes(config.images, parts.notes)
         self.augment = Augment(config.augment, config.train.seed, len(self.classes))
         given = config.model.head
         if given is not None and given.outputs not in (len(self.classes), Head.outputs):
@@ -68,9 +68,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
         """Read other images of the same classes."""
         title = registry.get(config.task).title
-        source, *others = text.files(title)
-        if others:
-            raise OptionError(f"{title} is scored on one folder at a time", where=hints.argument("test"), fix="name one")
+        source = text.one(title, "folder")
         images = read_images(source, config.images, cache)
 
         def score(model: Any) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,9 @@ from kilolayer.config import Table
 from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
-from kilolayer.tasks.image_config import form_of, part_of, source_fault
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.image_config import IMAGE_RESUME, form_of, source_faults, unlabelled_faults, usual_training
 from kilolayer.tasks.resume_rules import ResumeRules
-from kilolayer.tasks.unlabelled_images import UNLABELLED_RESUME, unlabelled_faults
 
 TRAINING: Table = {"schedule": "cosine", "lr": 1e-3, "clip_norm": 1.0, "label_smoothing": 0.0, "valid_sentences": 10**9}
 OPTIMIZER: Table = {"optimizer": "adamw", "beta2": 0.99}
@@ -24,7 +23,7 @@ EPOCHS, WARMUP = 50, 0.05
 class ImageTokenizerRunConfig(RunConfig):
     """Everything that a run of an image tokenizer is made from."""
 
-    resume: ClassVar[ResumeRules] = UNLABELLED_RESUME
+    resume: ClassVar[ResumeRules] = IMAGE_RESUME
 
     task: str = "image_tokenizer"
     """What is learned."""
@@ -39,15 +38,12 @@ class ImageTokenizerRunConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        train, images = (part_of(table, name) for name in ("train", "images"))
-        own = {**TRAINING, **({} if "optimizer" in train else OPTIMIZER)}
-        own |= {} if "steps" in train else {"epochs": EPOCHS}
-        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
+        images = part_of(table, "images")
         model: Table = {"channels": images.get("channels", ImagesConfig.channels)}
         size = images.get("size", ImagesConfig.size)
         if isinstance(size, int | str) and not isinstance(size, bool):
             model["height"], model["width"] = height_and_width(size)
-        return {"model": model, "train": own}
+        return {"model": model, "train": usual_training(table, TRAINING, OPTIMIZER, EPOCHS, WARMUP)}
 
     def faults(self) -> Iterator[Fault]:
         model, images = self.model, self.images
@@ -60,7 +56,7 @@ class ImageTokenizerRunConfig(RunConfig):
         )
         yield from unlabelled_faults(images, self.augment, "an image tokenizer")
         yield bool(self.train.label_smoothing), "label_smoothing has no effect: there are no labels", "train", "remove it"
-        yield source_fault(images)
+        yield from source_faults(images, self.train)
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         """Images; the plan is by image."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.augment import Augment
-from kilolayer.data.drawn_images import given_or_drawn
+from kilolayer.data.drawn_images import data_notes, given_or_drawn
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import ImageBatches, batch_of, in_order
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.image_uri import rows_of_images
-from kilolayer.data.images import ImageParts, find_images, normalized
+from kilolayer.data.images import ImageParts, find_images, normalized, read_images
 from kilolayer.evaluate.scores import Score
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.image_tokenizer import ImageTokenizer
 from kilolayer.runtime.recorder import Recorder, evaluating
+from kilolayer.tasks import registry
 from kilolayer.tasks.image_tokenizer.code_use import collapse_text, has_collapsed, perplexity, used_share
 from kilolayer.tasks.image_tokenizer.config import ImageTokenizerRunConfig
+from kilolayer.tasks.other_text import OtherText
 from kilolayer.tasks.results import VALIDATION, write_results
 from kilolayer.tasks.task import Loss, Task
 
@@ -85,11 +87,24 @@ class ImageTokenizerTask(Task[ImageTokenizerRunConfig]):
     def __init__(self, parts: ImageParts, config: ImageTokenizerRunConfig) -> None:
         self.config, self.rows = config, config.images.rows
         self.train, self.valid, self.test = parts.train, parts.valid, parts.test
+        self.notes = data_notes(config.images, parts.notes)
         self.augment = Augment(config.augment, config.train.seed)
 
     @classmethod
     def prepare(cls, config: ImageTokenizerRunConfig, cache: Path, vocabulary: None = None) -> ImageTokenizerTask:
         return cls(find_images(given_or_drawn(config.images, cache), cache, labelled=False), config)
+
+    @classmethod
+    def read_text(
+        cls, config: ImageTokenizerRunConfig, vocabulary: None, text: OtherText, cache: Path
+    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+        """Read other images; which folders they are in has no meaning."""
+        images = read_images(text.one(registry.get(config.task).title, "folder"), config.images, cache)
+
+        def score(model: Any) -> dict[str, dict[str, Any]]:
+            return {"test": _score_table(reconstruct(model, images, config.images.rows), len(images))}
+
+        return score
 
     def resolve(self, config: ImageTokenizerRunConfig) -> ImageTokenizerRunConfig:
         """The configuration with absolute paths."""
@@ -129,15 +144,20 @@ class ImageTokenizerTask(Task[ImageTokenizerRunConfig]):
             write_results(folder, [], {}, weights)
             return
         found = reconstruct(model, images, self.rows)
-        signature = f"images:{len(images)}"
-        scores = [
-            ("psnr", Score("PSNR, dB", found.psnr, signature)),
-            ("code_perplexity", Score("perplexity of the codes", found.perplexity, f"{signature}|codes:{len(found.counts)}")),
-            ("codes_used", Score("codes used, %", 100 * used_share(found.counts), f"{signature}|codes:{len(found.counts)}")),
-        ]
-        table = {name: asdict(score) for name, score in scores}
+        table = _score_table(found, len(images))
         name = VALIDATION if self.test is None else "test"
         write_results(folder, [], {name: table, CODES: found.counts.tolist(), PICTURE: _picture(model, images)}, weights)
+
+
+def _score_table(found: Reconstructed, images: int) -> dict[str, Any]:
+    signature = f"images:{images}"
+    of_codes = f"{signature}|codes:{len(found.counts)}"
+    scores = {
+        "psnr": Score("PSNR, dB", found.psnr, signature),
+        "code_perplexity": Score("perplexity of the codes", found.perplexity, of_codes),
+        "codes_used": Score("codes used, %", 100 * used_share(found.counts), of_codes),
+    }
+    return {key: asdict(score) for key, score in scores.items()}
 
 
 @torch.inference_mode()

@@ -37,7 +37,8 @@ class TrainedImageTokenizer(TrainedRun):
     @torch.inference_mode()
     def decode(self, codes: Tensor | np.ndarray) -> Tensor:
         """The images of codes, int64 [images, rows * columns]: fp32 [images, channels, height, width], from -1 to 1."""
-        given = _as_tensor(codes, "codes")
+        given = _as_tensor(codes, "codes").cpu()
+        self.reader.check_codes(given)  # pyright: ignore[reportCallIssue]
         images = [self.reader.decode(each.to(self.device)) for each in given.split(AT_ONCE)]  # pyright: ignore[reportCallIssue]
         return torch.cat(images).cpu()
 

@@ -15,23 +15,24 @@ from kilolayer.data.images import ImagesConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.models.config import Shape
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch
-from kilolayer.tasks.image_config import image_input, input_fault, part_of, source_fault
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.image_config import (
+    IMAGE_RESUME,
+    drawn_defaults,
+    image_input,
+    input_fault,
+    source_faults,
+    unlabelled_faults,
+    usual_training,
+)
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
-from kilolayer.tasks.unlabelled_images import UNLABELLED_RESUME, unlabelled_faults
 
 # AdamW with weight decay 0.05, beta2 0.98, gradients clipped at 3 and a cosine: BEiT (Bao et al. 2022, appendix). The learning
 # rate, the number of epochs and the share of the warm-up are our choice.
 TRAINING: Table = {"schedule": "cosine", "lr": 1e-3, "clip_norm": 3.0, "label_smoothing": 0.0, "valid_sentences": 10**9}
 OPTIMIZER: Table = {"optimizer": "adamw", "weight_decay": 0.05, "beta2": 0.98}
 EPOCHS, WARMUP = 100, 0.05
-DRAWN: Table = {
-    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128},
-    "images": {"rows": 60},
-    "train": {"lr": 2e-3},
-}
 DRAWN_EPOCHS = 10
-"""What learns from the drawn shapes within a minute on a CPU."""
 SHARES = {"blocks": 0.4, "random": 0.75}
 """Bao et al. 2022, section 2.3; He et al. 2022, section 3."""
 
@@ -59,7 +60,7 @@ class MaskedImageConfig(RunConfig):
     """Everything that a run that learns from masked images is made from."""
 
     shape: ClassVar[Shape | None] = "encoder"
-    resume: ClassVar[ResumeRules] = UNLABELLED_RESUME | ResumeRules(
+    resume: ClassVar[ResumeRules] = IMAGE_RESUME | ResumeRules(
         breaks={"masking": OTHER_BATCHES, "target": "the outputs of its model belong to these targets"}
     )
 
@@ -86,17 +87,15 @@ class MaskedImageConfig(RunConfig):
             )
         sizes = {name: image[name] for name in ("size", "channels") if name in image}
         kind = {"target": {"kind": tables["target"]["kind"]}} if "target" in tables else {}
-        return {"model": model, "images": sizes, **kind}
+        grid = {name: value for name, value in image.items() if name not in sizes}
+        return {"model": {**model, "image": grid}, "images": sizes, **kind}
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
         train, images, masking, target, model = (
             part_of(table, name) for name in ("train", "images", "masking", "target", "model")
         )
-        own = {**TRAINING, **({} if "optimizer" in train else OPTIMIZER)}
         drawn = train.get("start_from", "none") == "none" and images.get("train", "none") == "none"
-        own |= {} if "steps" in train else {"epochs": DRAWN_EPOCHS if drawn else EPOCHS}
-        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
         tokenizer = target.get("tokenizer", "none")
         kind = target.get("kind", "pixels" if tokenizer == "none" else "codes")
         codes, patch = _codes_and_patch(tokenizer)
@@ -109,9 +108,9 @@ class MaskedImageConfig(RunConfig):
             "masking": {"share": SHARES.get(str(masking.get("kind")), ImageMaskingConfig.share)},
             "target": {"kind": kind},
             "augment": {"crop": "resized"},  # as BEiT and MAE; borders that a shift brings in would be easy to predict
-            "train": own,
+            "train": usual_training(table, TRAINING, OPTIMIZER, EPOCHS, WARMUP),
         }
-        return merge(usual, DRAWN if drawn else {})
+        return merge(usual, drawn_defaults(table, DRAWN_EPOCHS, {}) if drawn else {})
 
     def faults(self) -> Iterator[Fault]:
         model, images, image, target = self.model, self.images, self.model.image, self.target
@@ -165,7 +164,7 @@ class MaskedImageConfig(RunConfig):
             "remove it",
         )
         yield from unlabelled_faults(images, self.augment, "a masked image model")
-        yield source_fault(images)
+        yield from source_faults(images, self.train)
 
     @property
     def hidden(self) -> int:

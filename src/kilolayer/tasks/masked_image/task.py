@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kilolayer import hints
 from kilolayer.data.augment import Augment
-from kilolayer.data.drawn_images import given_or_drawn
+from kilolayer.data.drawn_images import data_notes, given_or_drawn
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import ImageBatches, batch_of, in_order
@@ -55,6 +54,7 @@ class MaskedImageTask(Task[MaskedImageConfig]):
     def __init__(self, parts: ImageParts, config: MaskedImageConfig, vocabulary: CodeVocabulary | None) -> None:
         self.config, self.rows, self._vocabulary = config, config.images.rows, vocabulary
         self.train, self.valid, self.test = parts.train, parts.valid, parts.test
+        self.notes = data_notes(config.images, parts.notes)
         self.augment = Augment(config.augment, config.train.seed)
         self.masks, self.fixed_masks = masks_of(config, config.train.seed), masks_of(config, HELD_OUT)
         self.target = target_of(config, vocabulary)
@@ -78,9 +78,7 @@ class MaskedImageTask(Task[MaskedImageConfig]):
     ) -> Callable[[Any], dict[str, dict[str, Any]]]:
         """Read other images; which folders they are in has no meaning."""
         title = registry.get(config.task).title
-        source, *others = text.files(title)
-        if others:
-            raise OptionError(f"{title} is scored on one folder at a time", where=hints.argument("test"), fix="name one")
+        source = text.one(title, "folder")
         images, target, masks = (
             read_images(source, config.images, cache),
             target_of(config, vocabulary),

@@ -28,7 +28,7 @@ def add_flags(parser: Flags) -> None:
         type=Path,
         default=FOLDER,
         metavar="FOLDER",
-        help=f"write each image with its classes in colors into this folder, as PNG [{FOLDER}]",
+        help=f"write each image with its classes in colors into this folder, as NAME-overlay.png [{FOLDER}]",
     )
 
 
@@ -49,12 +49,12 @@ def classify(run: Run, options: argparse.Namespace) -> Iterator[Answer]:
 
 
 def _new_name(folder: Path, image: str, written: set[Path]) -> Path:
-    """The file for an image's overlay: that of its name, with a number if another image has the same name."""
+    """The file for an image's overlay, which is not that of an image; with a number if another image has the same name."""
     stem, number = Path(image.rpartition(":")[2]).stem, 1
-    path = folder / f"{stem}.png"
+    path = folder / f"{stem}-overlay.png"
     while path in written:
         number += 1
-        path = folder / f"{stem}-{number}.png"
+        path = folder / f"{stem}-overlay-{number}.png"
     written.add(path)
     return path
 

@@ -8,19 +8,12 @@ from typing import Any, ClassVar
 
 from kilolayer.config import Table, merge
 from kilolayer.data.image_pairs import ImagePairsConfig
-from kilolayer.tasks.config import Fault
+from kilolayer.tasks.config import Fault, part_of
 from kilolayer.tasks.image_body import body_of
-from kilolayer.tasks.image_config import ImageTaskConfig, part_of
-from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
+from kilolayer.tasks.image_config import IMAGE_RESUME, ImageTaskConfig, drawn_defaults
+from kilolayer.tasks.resume_rules import ResumeRules
 
-DRAWN: Table = {
-    "model": {"layers": 4, "dim": 64, "heads": 4, "ffn_dim": 128, "image": {"patch": 8}},
-    "images": {"rows": 40},
-    "augment": {"pad": 2},
-    "train": {"lr": 2e-3},
-}
-DRAWN_EPOCHS, DRAWN_CHANNELS = 6, 32
-"""What learns the drawn shapes within a minute on a CPU."""
+DRAWN_EPOCHS, DRAWN_PATCH, DRAWN_ROWS, DRAWN_PAD, DRAWN_CHANNELS = 6, 8, 40, 2, 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +22,7 @@ class SegmentConfig(ImageTaskConfig):
 
     resume: ClassVar[ResumeRules] = ResumeRules(
         files=tuple(f"images.{name}" for name in ImagePairsConfig.sources()),
-        breaks={"images": OTHER_BATCHES, "augment": "the images of the steps so far were changed differently"},
+        breaks=IMAGE_RESUME.breaks,
     )
 
     task: str = "segment"
@@ -53,9 +46,14 @@ class SegmentConfig(ImageTaskConfig):
         found = merge(cls.image_defaults(table), {"model": {"map_head": head}, "train": {"label_smoothing": 0.0}})
         if not cls.on_drawn(table):
             return found
-        epochs = {} if "steps" in part_of(table, "train") else {"epochs": DRAWN_EPOCHS}
         width = {} if given.get("kind") == "linear" else {"map_head": {"channels": DRAWN_CHANNELS}}
-        return merge(merge(found, DRAWN), {"model": width, "train": epochs})
+        pads = part_of(table, "augment").get("crop", "pad") == "pad"
+        own: Table = {
+            "model": {"image": {"patch": DRAWN_PATCH}, **width},
+            "images": {"rows": DRAWN_ROWS},
+            "augment": {"pad": DRAWN_PAD} if pads else {},
+        }
+        return merge(found, drawn_defaults(table, DRAWN_EPOCHS, own))
 
     def faults(self) -> Iterator[Fault]:
         missing = self.model.map_head is None or self.model.image is None

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kilolayer import hints
 from kilolayer.data.augment import IGNORED, PairAugment
-from kilolayer.data.drawn_images import SHAPES, given_or_drawn
+from kilolayer.data.drawn_images import SHAPES, data_notes, given_or_drawn
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.image_batches import batch_of
@@ -48,6 +48,7 @@ class SegmentTask(Task[SegmentConfig]):
     def __init__(self, parts: PairParts, config: SegmentConfig) -> None:
         self.config, self.classes, self.rows = config, parts.classes, config.images.rows
         self.train, self.valid, self.test = parts.train, parts.valid, parts.test
+        self.notes = data_notes(config.images, parts.notes)
         self.augment = PairAugment(config.augment, config.train.seed)
         given = config.model.map_head
         if given is not None and given.classes not in (len(self.classes), MapHead.classes):
