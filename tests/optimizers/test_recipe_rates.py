@@ -99,6 +99,18 @@ def test_every_weight_has_the_factors_of_what_it_is(name: str, form: str) -> Non
         assert astuple(found[weight]) == pytest.approx(astuple(by_name(key, layers, 8, source))), key
 
 
+def test_the_convolutions_of_a_map_head_are_matrices_of_a_head() -> None:
+    """CompleteP's rule for a head: 1 / width on the learning rate of what has a width as its input."""
+    sizes: dict[str, Any] = {"image": kl.ImageInput(size=8, patch=4), "dim": 16, "heads": 2, "ffn_dim": 24, "layers": 4}
+    recipe = kl.recipes.get("complete_p", base_width=8)
+    model = kl.ImageEncoder(**sizes, recipe=recipe, map_head=kl.MapHead(classes=3))
+    found = recipe_rates(model)
+    convolutions = [part for part in model.modules() if isinstance(part, nn.Conv2d | nn.ConvTranspose2d)]
+    assert len(convolutions) == 16
+    assert {found[part.weight].lr for part in convolutions} == {8 / 16}
+    assert {found.get(part.bias, Rates()).lr for part in convolutions if part.bias is not None} == {1.0}
+
+
 @pytest.mark.parametrize("recipe", ["pre_ln", "deepnorm", "r_fixup"])
 def test_recipes_without_rules_leave_all_weights_alike(recipe: str) -> None:
     assert recipe_rates(kl.Decoder(**SIZES, layers=2, recipe=recipe)) == {}

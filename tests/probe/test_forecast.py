@@ -7,6 +7,7 @@ import math
 import runpy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -141,6 +142,24 @@ def test_the_critical_rate_is_where_the_loss_of_its_batch_begins_to_rise(small: 
 
     start = loss_after(0.0)
     assert loss_after(found) > start >= loss_after(found / 1.2)
+
+
+def test_weights_of_less_precision_are_put_back_to_the_bit(small: RunConfig) -> None:
+    """The rates that are tried go up to 2,684, where a weight of bf16 forgets what it was."""
+    task = prepare(small, cache_folder())
+    trial = Trial(task.resolve(small), task)
+    trial.trainer.model.to(torch.bfloat16)
+    kept: list[dict[str, torch.Tensor]] = []
+    ask = task.loss
+
+    def noted(model: Any, parts: Any, *, hidden_states: bool) -> Any:
+        kept.append({name: weight.detach().clone() for name, weight in model.named_parameters()})
+        return ask(model, parts, hidden_states=hidden_states)
+
+    task.loss = noted
+    critical_rate(trial, task)
+    after = dict(trial.trainer.model.named_parameters())
+    assert any(all(torch.equal(weights[name], after[name]) for name in after) for weights in kept)
 
 
 def test_the_usual_rates_are_those_that_a_user_would_type() -> None:

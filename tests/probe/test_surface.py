@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +44,18 @@ def test_each_filter_of_a_direction_is_as_long_as_the_models_own(name: str) -> N
         for row, own in zip(part.reshape(-1, part.shape[-1]), weight.reshape(-1, weight.shape[-1]), strict=True):
             length = math.sqrt(sum(float(each) ** 2 for each in row))
             assert length == pytest.approx(math.sqrt(sum(float(each) ** 2 for each in own)), rel=1e-5)
+
+
+def test_a_filter_of_a_convolution_is_what_gives_one_channel() -> None:
+    sizes: dict[str, Any] = {"image": kl.ImageInput(size=8, patch=4), "dim": 16, "heads": 2, "ffn_dim": 24, "layers": 4}
+    model = kl.ImageEncoder(**sizes, map_head=kl.MapHead(classes=3))
+    direction = random_direction(model, seed=5)
+    for name in ("map_head.output.weight", "map_head.top.0.weight"):
+        weight = model.get_parameter(name).detach()
+        for drawn, own in zip(direction[name], weight, strict=True):
+            assert float(drawn.norm()) == pytest.approx(float(own.norm()), rel=1e-5)
+            assert drawn.flatten().abs().unique().numel() == own.numel() > 1
+            assert not torch.allclose(drawn.abs(), own.abs())
 
 
 @pytest.mark.parametrize("name", MODELS)

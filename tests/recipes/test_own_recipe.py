@@ -124,6 +124,20 @@ def test_a_class_whose_fields_are_no_options_yet_tells_to_register_it(known: dic
     assert kl.Encoder(**SMALL, recipe=Fading(power=1.0)).config.recipe.options() == {"power": 1.0, "init": "derived"}
 
 
+@pytest.mark.parametrize("shape", ["encoder", "decoder", "encoder_decoder"])
+def test_it_is_asked_for_sublayers_that_the_model_has_alone(shape: str, known: dict[str, Any]) -> None:
+    class OneStack(kl.recipes.Recipe):
+        def plan(self, place: kl.recipes.Place) -> kl.recipes.Plan:
+            assert place.kind in place.depths.kinds(place.side)
+            assert place.kind.value != "cross_attention" or shape == "encoder_decoder"
+            return kl.recipes.Plan(pre_norm=True)
+
+    recipe, sizes = kl.recipes.register(OneStack)(), {**SMALL, "layers": None} if shape == "encoder_decoder" else SMALL
+    layers = {"encoder_layers": 2, "decoder_layers": 2} if shape == "encoder_decoder" else {}
+    config = kl.ModelConfig(shape=shape, recipe=recipe, norm_eps=1e-6, **sizes, **layers)  # pyright: ignore
+    assert not recipe.unusual_rates(config.depths, config.dim)
+
+
 def test_it_is_given_to_constructors_by_its_path_and_computes_what_it_says(folder: Path) -> None:
     model = kl.Decoder(**SMALL, recipe="half_branch:HalfBranch", pad_id=None, dtype=torch.float64)
     plain: Any = kl.Decoder(**SMALL, recipe="pre_ln", pad_id=None, dtype=torch.float64)

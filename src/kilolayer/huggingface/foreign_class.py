@@ -13,7 +13,7 @@ from kilolayer.errors import InputError, shown
 from kilolayer.huggingface.weights import Entry
 from kilolayer.layers.norms.base import norm_class
 from kilolayer.models.config import ModelConfig
-from kilolayer.recipes.base import Kind, Place, Plan
+from kilolayer.recipes.base import Place, Plan
 
 EPS = 1e-5
 """The eps of torch's LayerNorm, and so of every class without an option for it."""
@@ -107,9 +107,8 @@ def plans_of(config: ModelConfig) -> Iterator[Plan]:
     """The plan of every sublayer, without the initialization of its projections."""
     depths = config.depths
     for side in depths.sides:
-        kinds = [kind for kind in Kind if kind != Kind.CROSS_ATTENTION or (side == "decoder" and depths.paired)]
         for layer in range(1, depths.of(side) + 1):
-            for kind in kinds:
+            for kind in depths.kinds(side):
                 yield replace(config.recipe.plan(Place(kind, side, layer, depths)), gains={})
 
 

@@ -15,7 +15,7 @@ from kilolayer.models.head import Head
 from kilolayer.models.image_input import ImageInput
 from kilolayer.models.map_head import MapHead
 from kilolayer.moe.config import MoE
-from kilolayer.recipes.base import DEEPEST, Depths, Kind, Place, Recipe, Side
+from kilolayer.recipes.base import DEEPEST, Depths, Place, Recipe, Side
 
 Shape = Literal["encoder", "decoder", "encoder_decoder"]
 MOST_PARAMETERS = 10**15
@@ -209,7 +209,8 @@ class ModelConfig(LayerOptions):
         """Reject options of the norm if the recipe has no norms."""
         default = {each.name: each.default for each in dataclasses.fields(LayerOptions)}
         changed = [name for name in ("norm", "norm_eps") if getattr(self, name) != default[name]]
-        plans = [self.recipe.plan(Place(kind, side, 1, self.depths)) for side in self.depths.sides for kind in Kind]
+        depths = self.depths
+        plans = [self.recipe.plan(Place(kind, side, 1, depths)) for side in depths.sides for kind in depths.kinds(side)]
         normed = any(plan.norms for plan in plans)
         in_head = self.head is not None and self.head.pooler == "norm"
         in_head = in_head or (self.map_head is not None and self.map_head.kind == "upernet")

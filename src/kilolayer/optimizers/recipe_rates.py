@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from kilolayer.layers.convolution import Convolution, Doubling
 from kilolayer.layers.embedding import Embedding, VocabularyProjection
 from kilolayer.layers.grid_positions import LearnedGrid
 from kilolayer.layers.norms.base import Norm
@@ -67,6 +68,8 @@ def _kinds(module: nn.Module, name: str, weight: nn.Parameter, usual: Part) -> s
     match module:
         case Projection() | ExpertProjection():
             return {role for role, _ in module.parts} if name == "weight" else {Part.BIAS}
+        case Convolution() | Doubling() if name == "weight":  # of a map head
+            return {Role.HEAD}
         case nn.Linear():  # in a user-defined module
             return {Role.FFN_IN} if name == "weight" else {Part.BIAS}
         case Router() if weight.dim() > 1:

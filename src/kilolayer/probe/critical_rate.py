@@ -26,15 +26,16 @@ def critical_rate(trial: Trial, task: Task) -> float:
     parts = task.on_device(tuple(part.to(trainer.device) for part in next(trainer.batches).parts))
     updates = trainer.optimizer.settled_directions()
     weights = {name: weight for name, weight in trainer.model.named_parameters() if name in updates}
+    starts = {name: weight.detach().clone() for name, weight in weights.items()}
     model = trainer.model.eval()
 
     @torch.no_grad()
     def loss_at(rate: float) -> float:
         for name, weight in weights.items():
-            weight.sub_(rate * updates[name].to(weight))
+            weight.copy_(starts[name] - rate * updates[name].to(weight.device))
         found = task.loss(model, parts, hidden_states=False)
         for name, weight in weights.items():
-            weight.add_(rate * updates[name].to(weight))
+            weight.copy_(starts[name])
         return float(found.total / found.count)
 
     start = loss_at(0.0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
 from kilolayer.errors import InputError
 from kilolayer.layers.modules import in_mode
@@ -38,20 +39,26 @@ class Surface:
 def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
     """A random filter-normalized direction (Li et al. 2018, section 4): d_i ||w_i|| / ||d_i|| with d_i ~ N(0, I).
 
-    A filter w_i is what produces one output: a row of a matrix, or the vector of a token. Biases, gains and scales are not part
-    of the direction. It is drawn on the CPU, so a seed gives the same direction on every device.
+    A filter w_i is what produces one output: a row of a matrix, the vector of a token, or the kernels of a channel. Biases,
+    gains and scales are not part of the direction. It is drawn on the CPU, so a seed gives the same direction on every device.
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
     for name, weight in filters(model).items():
         drawn = torch.randn(weight.shape, generator=generator).to(weight)
-        lengths = drawn.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(drawn.dtype).tiny)
-        found[name] = drawn * (weight.detach().norm(dim=-1, keepdim=True) / lengths)
+        axes = axes_of_filter(weight)
+        lengths = vector_norm(drawn, dim=axes, keepdim=True).clamp_min(torch.finfo(drawn.dtype).tiny)
+        found[name] = drawn * (vector_norm(weight.detach(), dim=axes, keepdim=True) / lengths)
     return found
 
 
+def axes_of_filter(weight: Tensor) -> tuple[int, ...]:
+    """The axes of a weight along which a filter lies: all but the first of a convolution's, else the last."""
+    return (1, 2, 3) if weight.dim() == 4 else (-1,)
+
+
 def filters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The matrices and embedding tables of a model by name; the last axis of each is a filter."""
+    """The matrices, embedding tables and convolutions of a model by name."""
     without = {parameter for part in model.modules() if isinstance(part, NO_MATRICES) for parameter in part.parameters(False)}
     named = model.named_parameters()
     return {name: p for name, p in named if p.dim() >= 2 and p not in without and not name.endswith("bias")}

@@ -102,9 +102,14 @@ class Depths:
         """The number of layers in one stack."""
         return self.encoder if side == "encoder" else self.decoder
 
+    def kinds(self, side: Side) -> tuple[Kind, ...]:
+        """The sublayers of a layer, in their order: cross-attention only in a decoder that reads an encoder."""
+        reads = side == "decoder" and self.paired
+        return tuple(kind for kind in Kind if reads or kind is not Kind.CROSS_ATTENTION)
+
     def sublayers(self, side: Side) -> int:
-        """The number of residual sublayers in one stack: two per layer, or three with cross-attention."""
-        return self.of(side) * (3 if side == "decoder" and self.paired else 2)
+        """The number of residual sublayers in one stack."""
+        return self.of(side) * len(self.kinds(side))
 
 
 @dataclass(frozen=True)
@@ -412,7 +417,7 @@ class Recipe:
         for side in depths.sides:
             usual, stream = self.rates(Part.SCALE, side, depths, width), self.stream()
             scales: dict[str, Scale] = {} if stream is None else dict(stream.scales())
-            for kind in Kind:
+            for kind in depths.kinds(side):
                 plan = self.plan(Place(kind, side, 1, depths))
                 scales |= {f"{kind} skip": plan.skip, f"{kind} branch": plan.branch, f"{kind} in_scale": plan.in_scale}
             for name, scale in scales.items():

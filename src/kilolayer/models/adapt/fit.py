@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kilolayer.errors import InputError
-from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Scale, Side
+from kilolayer.recipes.base import Depths, Learned, Place, Plan, Recipe, Scale, Side
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def obstacle(
         return Obstacle("it changes what is passed from layer to layer (`stream`), which the class's own forward fixes")
     for side in sides:
         for layer in range(1, depths.of(side) + 1):
-            for kind in _kinds(side, depths):
+            for kind in depths.kinds(side):
                 found = _plan_obstacle(recipe.plan(Place(kind, side, layer, depths)), norm_first)
                 if found is not None:
                     return found
@@ -59,11 +59,6 @@ def fixed_number(scale: Scale) -> float | None:
     if isinstance(scale, Learned):
         return None if scale.trainable else scale.init
     return scale if isinstance(scale, float | int) else scale.value
-
-
-def _kinds(side: Side, depths: Depths) -> tuple[Kind, ...]:
-    reads = side == "decoder" and depths.paired
-    return tuple(kind for kind in Kind if reads or kind is not Kind.CROSS_ATTENTION)
 
 
 def _plan_obstacle(plan: Plan, norm_first: bool) -> Obstacle | None:
