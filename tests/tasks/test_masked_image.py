@@ -19,6 +19,7 @@ from kilolayer.config import build, merge
 from kilolayer.data.image_batches import batch_of
 from kilolayer.data.images import normalized
 from kilolayer.errors import InputError, OptionError
+from kilolayer.layers.grid_positions import resampled
 from kilolayer.models.build import build_model
 from kilolayer.report.record import read_record
 from kilolayer.runs.run import Run, cache_folder
@@ -253,9 +254,10 @@ def test_codes_are_predicted_by_a_run_that_starts_from_another(
         torch.testing.assert_close(weight, coded.model.state_dict()[name], msg=name)
 
 
-def test_it_goes_on_with_images_of_another_size(images: Path, tmp_path: Path) -> None:
-    start: Any = kl.train(table(images), run=tmp_path / "start")
-    bare = {name: value for name, value in table(images).items() if name != "model"}
+@pytest.mark.parametrize("sections", [{}, MAE], ids=["mask token", "decoder"])
+def test_it_goes_on_with_images_of_another_size(images: Path, tmp_path: Path, sections: dict[str, Any]) -> None:
+    start: Any = kl.train(table(images, **sections), run=tmp_path / "start")
+    bare = {name: value for name, value in table(images, **sections).items() if name != "model"}
     over = {"images": {"size": 24}, "train": {"start_from": str(start.folder), "steps": 1, "lr": 1e-20}}
     again: Any = kl.train(merge(bare, over), run=tmp_path / "again")
     assert (start.model.config.image.length, again.model.config.image.length) == (17, 37)
@@ -263,7 +265,11 @@ def test_it_goes_on_with_images_of_another_size(images: Path, tmp_path: Path) ->
     for name, weight in ours.items():
         if weight.shape == theirs[name].shape:
             torch.testing.assert_close(weight, theirs[name], msg=name)
-    assert [name for name, weight in ours.items() if weight.shape != theirs[name].shape] == ["positions.weight"]
+    resized = [name for name, weight in ours.items() if weight.shape != theirs[name].shape]
+    assert resized == ["positions.weight", *(["decoder.positions.weight"] if sections else [])]
+    for name in resized:
+        expected = resampled(theirs[name], (4, 4), (6, 6))
+        torch.testing.assert_close(ours[name], expected)
 
 
 @pytest.mark.parametrize("kind", ["codes", "decoder"])

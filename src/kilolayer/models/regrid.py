@@ -12,8 +12,8 @@ from kilolayer.layers.grid_positions import resampled
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.trainable_config import TrainableConfig
 
-POSITIONS, PATCHES = "positions.weight", "patches.projection.weight"
-REGRIDDED = (POSITIONS, PATCHES)
+POSITIONS, PATCHES = ("positions.weight", "decoder.positions.weight"), "patches.projection.weight"
+REGRIDDED = (*POSITIONS, PATCHES)
 """The weights that `regridded` computes with."""
 
 
@@ -22,14 +22,14 @@ def regridded(
 ) -> dict[str, Tensor]:
     """The weights of the model `there`, as the model `here` needs them for its patches and its grid of them.
 
-    Learned positions are resampled for the grid, and the projection of patches for their size. The weights of models that do
-    not both read images are left as they are.
+    Learned positions, those of a small decoder too, are resampled for the grid, and the projection of patches for their size.
+    The weights of models that do not both read images are left as they are.
     """
     found = dict(weights)
     if isinstance(there, TrainableConfig) or isinstance(here, TrainableConfig) or there.image is None or here.image is None:
         return found
     if there.positions == here.positions == "learned":
-        found[POSITIONS] = resampled(found[POSITIONS], there.image.grid, here.image.grid)
+        found |= {name: resampled(found[name], there.image.grid, here.image.grid) for name in POSITIONS if name in found}
     if there.image.patch != here.image.patch:
         found[PATCHES] = repatched(found[PATCHES], there.image.patch, here.image.patch)
     return found

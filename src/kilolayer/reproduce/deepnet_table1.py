@@ -46,8 +46,8 @@ class Table1(Sweep):
 
     name = "deepnet-table1"
     claim = (
-        "DeepNorm trains at every depth from 6L-6L to 100L-100L and is the best method at 50L-50L and 100L-100L; Post-LN "
-        "and DS-Init diverge from 18L-18L."
+        "DeepNorm trains at every depth from 6L-6L to 100L-100L and is the best method at 50L-50L and 100L-100L, where Post-LN "
+        "diverges."
     )
     setting = (
         "German to English, short sentences of Tatoeba (for WMT-17), dim 128, 1,000 steps of 4,096 tokens, 400 of them for "
