@@ -298,10 +298,10 @@ def test_an_exception_that_was_dropped_is_raised_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(stop, "REPEAT_SECONDS", 0.1)
     with handle_signals():
         with suppress(Stopped):  # as Python does in a destructor
-            interrupt(signal.SIGHUP)
+            interrupt(signal.SIGINT)
         with pytest.raises(Stopped) as caught:
             time.sleep(FOREVER)
-    assert caught.value.number == signal.SIGHUP
+    assert caught.value.number == signal.SIGINT
 
 
 def test_what_a_destructor_drops_is_raised_again_soon_and_shown_to_nobody(capfd: pytest.CaptureFixture[str]) -> None:
