@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import kilolayer as kl
-from kilolayer.errors import InputError
+from kilolayer.errors import FoldError, InputError
 from kilolayer.huggingface.foreign_class import ForeignClass
 from kilolayer.huggingface.marian import LOGITS_BIAS, POSITIONS, Marian
 from kilolayer.huggingface.opt import OPT
@@ -165,3 +165,8 @@ def test_marian_says_why_a_model_does_not_fit(options: dict[str, Any], reason: s
     config = ModelConfig.of("encoder_decoder", {**SMALL, "recipe": "post_ln", **options})
     assert any(reason in each for each in Marian().misfits(config))
     assert not list(Marian().misfits(ModelConfig.of("encoder_decoder", {**SMALL, "recipe": "post_ln"})))
+
+
+def test_an_encoder_has_no_form_with_plain_tables() -> None:
+    with pytest.raises(FoldError, match="Encoder is no decoder and no translator"):
+        spell_out(kl.Encoder(23, 16, 2, 32, 2, token_types=2), max_length=9)

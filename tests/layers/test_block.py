@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import kilolayer as kl
 from kilolayer import recipes
+from kilolayer.errors import OptionError
 from kilolayer.layers.block import Block, CrossBlock, make_block
 from kilolayer.layers.context import AttentionContext
 from kilolayer.layers.initialize import initialize
 from kilolayer.layers.mask import Mask
 from kilolayer.layers.options import LayerOptions
-from kilolayer.recipes.base import Depths
+from kilolayer.layers.scale import Constant
+from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan
 
 OPTIONS = LayerOptions(dim=8, heads=2, ffn_dim=12)
 PAIRED = Depths(encoder=2, decoder=2)
@@ -78,3 +82,32 @@ def test_the_branch_scale_of_a_layer_is_one_parameter(kind: type[Block]) -> None
 
 def test_a_recipe_without_a_shared_scale_has_none() -> None:
     assert make("deepnorm", Block).layer_branch is None
+
+
+@dataclass(frozen=True)
+class Shares(kl.recipes.Recipe):
+    """The feed-forward network shares its branch scale with self-attention, and cross-attention has its own."""
+
+    second: float = 0.5
+
+    def plan(self, place: Place) -> Plan:
+        if place.kind is Kind.CROSS_ATTENTION:
+            return Plan(pre_norm=True, branch=0.1)
+        start = self.second if place.kind is Kind.FEEDFORWARD else 0.5
+        return Plan(pre_norm=True, branch=Learned(start, "scalar", per="layer"))
+
+
+def test_only_sublayers_that_ask_for_the_shared_scale_have_it() -> None:
+    block = make_block(OPTIONS, Shares(), "decoder", 1, PAIRED)
+    scales = [sublayer.branch for sublayer in block.sublayers()]
+    assert scales[0] is scales[2] is block.layer_branch
+    assert isinstance(scales[1], Constant)
+    assert scales[1].value == 0.1
+
+
+def test_a_scale_that_cannot_be_shared_is_refused() -> None:
+    with pytest.raises(OptionError, match="share two different branch scales"):
+        make_block(OPTIONS, Shares(second=0.7), "encoder", 1, Depths(encoder=2))
+    for name in ("skip", "in_scale"):
+        with pytest.raises(OptionError, match=f"{name} would be one number per sublayer, not per layer"):
+            Plan(**{name: Learned(1.0, "scalar", per="layer")})  # pyright: ignore[reportArgumentType]

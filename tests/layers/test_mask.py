@@ -107,3 +107,12 @@ def test_positions_do_not_count_padding(real: list[bool]) -> None:
     positions = position_ids(len(real), device=CPU, real=torch.tensor([real]), segments=None)[0].tolist()
     counted = [position for position, is_real in zip(positions, real, strict=True) if is_real]
     assert counted == list(range(sum(real)))
+
+
+def test_the_mask_of_a_chunk_after_cached_positions_can_be_cut_as_all_masks_can() -> None:
+    mask = self_mask(3, causal=True, device=CPU, real=None, segments=None, past=2)
+    assert mask.values is not None
+    assert mask.values.shape == (1, 1, 3, 5)
+    part = mask.part(1, slice(1, 3), 5, CPU)
+    assert part.values is not None
+    assert part.values[0, 0].tolist() == [[True, True, True, True, False], [True] * 5]

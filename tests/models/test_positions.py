@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import kilolayer as kl
+from kilolayer.errors import OptionError
 from kilolayer.speed.fast import fast_form
 
 TOKENS = torch.tensor([[3, 5, 2, 9, 4, 0], [2, 2, 10, 3, 1, 9]])
@@ -41,3 +42,11 @@ def test_scores_and_gradients_are_those_of_the_whole_sequence_at_these_places(fa
     assert found.keys() == wanted.keys()
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_xpos_refuses_fp16_under_autocast_too() -> None:
+    model, tokens = kl.Decoder(20, 8, 2, 16, 2, positions="xpos"), torch.ones(1, 4, dtype=torch.int64)
+    with torch.autocast("cpu", torch.float16), pytest.raises(OptionError, match="xPos scales keys beyond the range of fp16"):
+        model(tokens)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(tokens).logits.isfinite().all()

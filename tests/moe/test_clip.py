@@ -160,9 +160,9 @@ def test_mistakes_tell_the_fix() -> None:
     model = build(kl.MoE(experts=4))
     with pytest.raises(OptionError, match="did you mean 'sparse'"):
         kl.clip_grad_norm_(model, 1.0, "spars")  # pyright: ignore[reportArgumentType]
-    for limit in (-1.0, math.nan):
+    for limit in (-1.0, math.nan, "1", None):
         with pytest.raises(OptionError, match="max_norm is"):
-            kl.clip_grad_norm_(model, limit)
+            kl.clip_grad_norm_(model, limit)  # pyright: ignore[reportArgumentType]
 
 
 def test_parameters_are_not_a_model() -> None:

@@ -41,7 +41,8 @@ def written_out(name: str, depths: dict[str, int]) -> float:
         return DECAY ** max(depths.values())
     if owner in depths and path[0] in ("positions", "input_norm"):
         return DECAY ** depths[owner]
-    if owner in depths and path[0] == "blocks":
+    if owner in depths and (path[0] == "blocks" or path[:2] == ["stream", "norms"]):
+        path = path[path[0] == "stream" :]
         return DECAY ** (depths[owner] - (int(path[1]) + 1))
     return 1.0
 
@@ -130,3 +131,13 @@ def test_the_norms_of_updates_know_the_rates(kind: Any, sums: bool) -> None:
         }
         changed = {name: float((weight.detach() - before[name]).norm()) for name, weight in model.named_parameters()}
         assert found == pytest.approx(changed, rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_norms_between_the_layers_of_dlcl_belong_to_what_they_follow_or_feed(norm: str) -> None:
+    model = kl.Encoder(**SIZES, layers=3, recipe=kl.recipes.get("dlcl", norm=norm))
+    found = factors_by_name(model, DECAY)
+    rates = [found[f"encoder.stream.norms.{index}.weight"] for index in range(3)]
+    # Pre: LN_k normalizes the output of layer k. Post: the norm of a sum feeds the layer above, and the last one the top.
+    assert rates == pytest.approx([DECAY**2, DECAY, 1] if norm == "pre" else [DECAY, 1, 1])
+    assert found["encoder.stream.weight"] == 1

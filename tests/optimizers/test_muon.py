@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import kilolayer as kl
-from kilolayer.optimizers.hidden_matrices import hidden_matrices
+from kilolayer.optimizers.hidden_matrices import HiddenMatrix, hidden_matrices
 from kilolayer.optimizers.optimizer import Optimizer, make_optimizer
 from kilolayer.optimizers.rules.muon import COEFFICIENTS, Orthogonal, orthogonalized
 from kilolayer.runs.metrics import read_metrics
@@ -95,10 +95,11 @@ def test_the_direction_is_the_polynomial_of_each_singular_value(shape: tuple[int
     assert cosine > 0.97  # that of the sign of the singular values
 
 
-def test_each_projection_of_a_fused_matrix_and_each_expert_is_a_matrix_of_its_own() -> None:
-    rule = Orthogonal(0.95, True, 5, "original", (8, 4, 4), 0.0)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_each_projection_of_a_fused_matrix_and_each_expert_is_a_matrix_of_its_own(transposed: bool) -> None:
+    rule = Orthogonal(0.95, True, 5, "original", HiddenMatrix((8, 4, 4), transposed), 0.0)
     inputs = torch.randn(3, 2, 16, 6, dtype=torch.float64)  # weights, experts, rows, columns
-    found = rule.directions(inputs)
+    found = rule.directions(inputs.mT).mT if transposed else rule.directions(inputs)
     for weight in range(3):
         for expert in range(2):
             for start, rows in ((0, 8), (8, 4), (12, 4)):
@@ -117,8 +118,8 @@ def test_hidden_matrices_are_the_projections_of_layers(options: dict[str, Any]) 
     names = {name: hidden[weight] for name, weight in model.named_parameters() if weight in hidden}
     assert all(".blocks." in name and name.endswith("weight") for name in names)
     assert not any("router" in name or "norm" in name or "embedding" in name for name in names)
-    assert all(sum(hidden[weight]) == weight.shape[-2] for weight in hidden)
-    assert (8, 4, 4) in names.values() if "kv_heads" in options else (8, 8, 8) in names.values()
+    assert all(sum(hidden[weight].rows) == weight.shape[-2] for weight in hidden)
+    assert HiddenMatrix((8, 4, 4) if "kv_heads" in options else (8, 8, 8)) in names.values()
     assert any("experts" in name for name in names) == ("moe" in options)
 
 
@@ -265,6 +266,24 @@ def test_the_projections_of_other_libraries_layers_are_found() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Embedding(20, 8), nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(8, 20))
     found = {name: hidden_matrices(model).get(weight) for name, weight in model.named_parameters()}
-    assert found["1.layers.0.self_attn.in_proj_weight"] == (8, 8, 8)
-    assert found["1.layers.1.linear1.weight"] == (16,)
+    assert found["1.layers.0.self_attn.in_proj_weight"] == HiddenMatrix((8, 8, 8))
+    assert found["1.layers.1.linear1.weight"] == HiddenMatrix((16,))
     assert found["0.weight"] is found["2.weight"] is found["1.layers.0.norm1.weight"] is None
+
+
+def test_matrices_that_are_stored_transposed_move_as_those_that_are_not() -> None:
+    """GPT-2's matrices are [inputs, outputs]; those of queries, keys and values are one weight."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 8}
+    model = transformers.GPT2Model(transformers.GPT2Config(**sizes))
+    hidden = hidden_matrices(model)
+    block = model.h[0]
+    assert hidden[block.attn.c_attn.weight] == HiddenMatrix((8, 8, 8), transposed=True)
+    assert hidden[block.mlp.c_proj.weight] == HiddenMatrix((8,), transposed=True)
+    layer = nn.Linear(8, 24)
+    for rule in (Orthogonal(0.95, True, 5, "original", matrix, 0.0) for matrix in hidden.values()):
+        size = sum(rule.matrix.rows)
+        gradient = torch.randn(2, layer.in_features if size == 24 else 32, size)
+        straight = Orthogonal(0.95, True, 5, "original", HiddenMatrix(rule.matrix.rows), 0.0).directions(gradient.mT)
+        torch.testing.assert_close(rule.directions(gradient), straight.mT)
+        assert rule.directions(gradient).is_contiguous()  # as the kernel reads it

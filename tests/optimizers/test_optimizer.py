@@ -174,3 +174,23 @@ def test_state_of_another_model_is_refused_by_name() -> None:
     optimizer = make_optimizer(small_model(), TrainConfig())
     with pytest.raises(InputError, match=r"9\.weight/mean is float32 \[1\] there and missing here"):
         optimizer.load(optimizer.tensors() | {"9.weight/mean": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [3, 40])
+def test_the_settled_direction_is_what_the_next_update_multiplies_by_the_rate(kind: str, count: int) -> None:
+    model = small_model()
+    optimizer = make_optimizer(model, TrainConfig(optimizer=kind, lr=1e-3))  # pyright: ignore[reportArgumentType]
+    gradients = {weight: torch.linspace(-1, 2, weight.numel()).view_as(weight) for weight in model.parameters()}
+    for taken in range(count + 1):
+        if taken == count:
+            directions = optimizer.settled_directions()
+            before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        for weight, gradient in gradients.items():
+            weight.grad = gradient if weight.requires_grad else None
+        optimizer.collect()
+        optimizer.update(ONE, YES)
+        optimizer.clear()
+    for name, direction in directions.items():
+        moved = (before[name] - model.get_parameter(name).detach()) / 1e-3
+        torch.testing.assert_close(direction, moved, rtol=0.05, atol=1e-3)

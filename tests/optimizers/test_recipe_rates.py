@@ -13,6 +13,7 @@ from torch import nn
 import kilolayer as kl
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.recipe_rates import recipe_rates
+from kilolayer.optimizers.weight_factors import layer_rates
 from kilolayer.recipes.base import Depths, Learned, Part, Place, Plan, Rates, Side
 from kilolayer.recipes.pre_ln import PreLN
 from kilolayer.recipes.role import Role
@@ -109,6 +110,16 @@ def test_the_convolutions_of_a_map_head_are_matrices_of_a_head() -> None:
     assert len(convolutions) == 16
     assert {found[part.weight].lr for part in convolutions} == {8 / 16}
     assert {found.get(part.bias, Rates()).lr for part in convolutions if part.bias is not None} == {1.0}
+
+
+def test_the_vector_for_hidden_patches_moves_as_the_positions_of_its_decoder() -> None:
+    image = {"size": 8, "patch": 4, "decoder": {"layers": 2, "dim": 8, "heads": 2, "ffn_dim": 16}}
+    sizes = {"dim": 16, "heads": 2, "ffn_dim": 24, "layers": 4, "vocab_size": 48, "positions": "learned"}
+    model = kl.build_model({"shape": "encoder", "image": image, **sizes, "recipe": {"name": "complete_p", "base_width": 4}})
+    weights, found, by_layer = dict(model.named_parameters()), recipe_rates(model), layer_rates(model, 0.5)
+    mask, positions = weights["decoder.mask_token"], weights["decoder.positions.weight"]
+    assert found[mask] == found[positions] != Rates()
+    assert by_layer[mask] == by_layer[positions] == 0.5**4
 
 
 @pytest.mark.parametrize("recipe", ["pre_ln", "deepnorm", "r_fixup"])

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import kilolayer as kl
+from kilolayer.errors import OptionError
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.tasks.train_config import TrainConfig
@@ -107,3 +108,12 @@ def test_a_stopped_run_goes_on_to_the_bit(
     assert [row["step"] for row in rows if row["kind"] == "stacks"] == [10, 12]
     norms = [row["update"]["decoder"] for row in rows if row["kind"] == "layers"]
     assert all(norm > 0 for row in norms for norm in row)
+
+
+@pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])
+def test_a_class_that_needs_more_than_dense_gradients_is_refused_before_a_run(kind: str) -> None:
+    config = TrainConfig(optimizer=f"torch.optim:{kind}", lr=0.01)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(OptionError, match=f"{kind} cannot make one update from gradients alone"):
+        make_optimizer(decoder(), config)
+    with pytest.raises(OptionError, match=f"{kind} cannot make one update from gradients alone"):
+        config.rule.state_bytes(decoder())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import kilolayer as kl
+from kilolayer import recipes
+from kilolayer.errors import OptionError
 from kilolayer.recipes.base import Recipe
 
 # (encoder layers, decoder layers): alpha_e, beta_e, alpha_d, beta_d, to the digits published in the papers' formulas.
@@ -345,3 +348,15 @@ def test_embeddings_are_multiplied_by_the_root_of_the_width() -> None:
     torch.testing.assert_close(scaled[0], 4.0 * table.weight[tokens])
     assert plain is not None
     assert float(plain[0].detach().std()) == pytest.approx(16**-0.5, rel=0.5)
+
+
+def test_a_share_of_layers_is_not_one_short_by_rounding() -> None:
+    """0.29 * 100 is 28.999999999999996."""
+    constants = recipes.get("mix_ln", share=0.29).constants("encoder", recipes.Depths(encoder=100))
+    assert constants["post_layers"] == 29
+
+
+@pytest.mark.parametrize("depth", [6.5, "6", True, None])
+def test_a_depth_is_a_whole_number(depth: Any) -> None:
+    with pytest.raises(OptionError, match=r"the number of decoder layers is .*\n.*whole number"):
+        recipes.Depths(decoder=depth)

@@ -165,3 +165,18 @@ def test_it_is_taken_over_the_first_rows_that_have_enough_positions(monkeypatch:
     one, two = (expected(model, (SOURCE[:rows], TARGET[:rows])) for rows in (1, 2))
     assert found["encoder"][0] == pytest.approx(one["encoder"][0])  # rows of 6 positions
     assert found["decoder"][0] == pytest.approx(two["decoder"][0])  # rows of 5
+
+
+@torch.no_grad()
+def test_the_logits_of_a_chunk_after_cached_positions_are_measured() -> None:
+    torch.manual_seed(0)
+    model = kl.Decoder(vocab_size=20, dim=8, heads=2, ffn_dim=12, layers=2).double().eval()
+    tokens = torch.randint(1, 20, (2, 7))
+    found = []
+    for cuts in ([7], [3, 4]):
+        model.decoder.largest_logits = [(torch.tensor(-math.inf), torch.tensor(-math.inf)) for _ in range(2)]
+        cache = model.new_cache(7)
+        for chunk in tokens.split(cuts, dim=1):
+            model(chunk, cache=cache)
+        found.append([float(own) for own, _ in model.decoder.largest_logits])
+    assert found[0] == pytest.approx(found[1])

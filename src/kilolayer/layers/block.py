@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from kilolayer.errors import OptionError
 from kilolayer.layers.attention import CrossAttention, SelfAttention
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.context import AttentionContext
@@ -20,7 +21,7 @@ from kilolayer.layers.options import LayerOptions
 from kilolayer.layers.scale import make_scale
 from kilolayer.layers.stream import LayerOutput, LayerState
 from kilolayer.layers.sublayer import ExtendedSublayer, Sublayer
-from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Side
+from kilolayer.recipes.base import Depths, Kind, Learned, Place, Plan, Recipe, Scale, Side
 
 FUNCTIONS = {Kind.SELF_ATTENTION: SelfAttention, Kind.CROSS_ATTENTION: CrossAttention, Kind.FEEDFORWARD: FeedForward}
 
@@ -56,18 +57,23 @@ class Block(nn.Module):
         self.is_sparse = sparsity is not None
         drop_path = options.drop_path * layer / depths.of(side)
         shared: nn.Module | None = None
+        branch: Scale | None = None
         stream = recipe.stream()
         has_second = stream is not None and stream.has_second
 
         def sublayer(kind: Kind) -> Sublayer:
-            nonlocal shared
+            nonlocal shared, branch
             plan = recipe.sublayer_plan(Place(kind, side, layer, depths))
-            if shared is None and _shares_branch(plan):
-                shared = make_scale(plan.branch, options.dim)
+            is_shared = isinstance(plan.branch, Learned) and plan.branch.per == "layer"
+            if is_shared and shared is None:
+                shared, branch = make_scale(plan.branch, options.dim), plan.branch
+            elif is_shared and plan.branch != branch:
+                what = f"the sublayers of layer {layer} share two different branch scales: {branch} and {plan.branch}"
+                raise OptionError(what, where="recipe", fix="give them the same Learned, or per='sublayer'")
             experts = None if kind is not Kind.FEEDFORWARD else sparsity
             f = FUNCTIONS[kind](options, plan) if experts is None else experts.make(options, plan)
             form = Sublayer if experts is None and not has_second else ExtendedSublayer
-            return form(f, options, plan, drop_path=drop_path, layer_branch=shared)
+            return form(f, options, plan, drop_path=drop_path, layer_branch=shared if is_shared else None)
 
         for kind in self.kinds():
             self.add_module(kind, sublayer(kind))
@@ -126,7 +132,3 @@ def make_block(
     """Build the block of one layer, counted from 1."""
     kind = CrossBlock if side == "decoder" and depths.paired else MultiwayBlock if options.multiway else Block
     return kind(options, recipe, side, layer, depths, sparsity if sparsity is not None and sparsity.has(layer) else None)
-
-
-def _shares_branch(plan: Plan) -> bool:
-    return isinstance(plan.branch, Learned) and plan.branch.per == "layer"

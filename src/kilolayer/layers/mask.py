@@ -72,7 +72,7 @@ def self_mask(
     if real is None and segments is None:
         if not causal or (past and length == 1):
             return Mask()
-        return Mask(values=causal_grid(length, past + length, past, device)) if past else Mask(causal=True)
+        return Mask(values=causal_grid(length, past + length, past, device)[None, None]) if past else Mask(causal=True)
     if not causal and segments is None:
         assert real is not None
         return Mask(values=_all_if_empty(real[:, None, None, :]))

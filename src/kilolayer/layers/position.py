@@ -123,7 +123,9 @@ class Rotary(nn.Module):
 
     def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
         angles = rotation_angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
-        if self.decays and dtype == torch.float16:
+        device = positions_BL.device.type
+        rotated = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
+        if self.decays and rotated == torch.float16:
             raise OptionError("xPos scales keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
         decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), decay)

@@ -203,6 +203,11 @@ class LayerCombination(StackStream):
     def end(self, history: list[Tensor]) -> Tensor:
         return self.read(history, len(history) - 1)
 
+    def of_layer(self, layer: int) -> list[nn.Module]:
+        if self.normalizes_each:
+            return [self.norms[layer]]
+        return [self.norms[layer - 1]] if layer else []
+
 
 def make_stream(stream: Stream | None, layers: int, options: LayerOptions) -> StackStream:
     """Build the stream that a recipe asks for; None: `Latest`."""

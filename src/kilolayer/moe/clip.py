@@ -6,13 +6,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from kilolayer.errors import InputError, OptionError, unknown
+from kilolayer.errors import InputError, OptionError, shown, unknown
 from kilolayer.moe.layer import expert_parameters, sparse_layers
 from kilolayer.moe.shard import expert_group
 from kilolayer.parallel.collectives import sum_over
@@ -44,9 +45,10 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, kind: Clipping = "auto") 
         raise InputError("clip_grad_norm_ needs a model", fix="give the model, not its parameters: clip_grad_norm_(model, 1.0)")
     if kind not in get_args(Clipping):
         raise unknown(str(kind), get_args(Clipping), kind="kind of clipping")
-    if math.isnan(max_norm) or max_norm < 0:
+    if not isinstance(max_norm, Real) or math.isnan(max_norm) or max_norm < 0:
         raise OptionError(
-            f"max_norm is {max_norm}", fix="it must be at least 0; with infinity, the norm is measured but nothing is clipped"
+            f"max_norm is {shown(max_norm)}",
+            fix="it must be at least 0; with infinity, the norm is measured but nothing is clipped",
         )
     experts = next((layer.moe.experts for layer in sparse_layers(model).values()), 0)
     if kind == "sparse" and not experts:

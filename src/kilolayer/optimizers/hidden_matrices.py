@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from kilolayer.layers.projection import Projection
@@ -10,25 +12,34 @@ from kilolayer.models.adapt.stacks import stacks_of
 from kilolayer.moe.experts import ExpertProjection
 
 
-def hidden_matrices(model: nn.Module) -> dict[Tensor, tuple[int, ...]]:
-    """The weights of the projections inside of layers, each with the rows of its separate projections.
+class HiddenMatrix(NamedTuple):
+    """The separate projections in a hidden matrix: [sum of rows, inputs], or [inputs, sum of rows] if it is transposed.
 
-    A fused matrix of queries, keys and values is three projections. Shapes: [sum of rows, inputs], and of experts [experts,
-    sum of rows, inputs]. Tables, heads and routers are not among them. In models of torch and Transformers, those of the layers
-    that `kl.adapt` knows are found; a weight that is stored as [inputs, outputs] is one matrix.
+    That of experts has one more axis in front. rows: of each projection.
     """
-    found: dict[Tensor, tuple[int, ...]] = {}
+
+    rows: tuple[int, ...]
+    transposed: bool = False
+
+
+def hidden_matrices(model: nn.Module) -> dict[Tensor, HiddenMatrix]:
+    """The weights of the projections inside of layers; a fused matrix of queries, keys and values is three projections.
+
+    Tables, heads and routers are not among them. In models of torch and Transformers, those of the layers that `kl.adapt` knows
+    are found.
+    """
+    found: dict[Tensor, HiddenMatrix] = {}
     for stack in (module for module in model.modules() if isinstance(module, Stack)):
         for layer in stack.layers():
             for module in layer.modules():
                 if isinstance(module, Projection | ExpertProjection):
-                    found[module.weight] = tuple(module.rows)
+                    found[module.weight] = HiddenMatrix(tuple(module.rows))
                 elif isinstance(module, nn.Linear):  # in a user-defined module
-                    found[module.weight] = (module.out_features,)
+                    found[module.weight] = HiddenMatrix((module.out_features,))
     for stack in stacks_of(model):
         for _, _, sublayer in stack.sublayers():
             for matrix in sublayer.matrices:
                 weight = getattr(matrix.owner, matrix.weight)
-                parts = 1 if matrix.transposed else matrix.parts
-                found[weight] = (weight.shape[0] // parts,) * parts
+                rows = weight.shape[1 if matrix.transposed else 0] // matrix.parts
+                found[weight] = HiddenMatrix((rows,) * matrix.parts, matrix.transposed)
     return found

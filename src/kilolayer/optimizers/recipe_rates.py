@@ -41,6 +41,7 @@ def _rates_of(model: Model) -> Iterator[tuple[nn.Parameter, Rates]]:
 
 def _named_modules(model: Model) -> Iterator[tuple[nn.Module, Side, Part]]:
     """Every module with its stack, and the part that its weights belong to unless the module says otherwise."""
+    yield model, model.config.depths.sides[0], Part.POSITIONS  # its own weight is the vector in the place of hidden patches
     for child in model.children():
         if isinstance(child, Model):  # with rates by its own depth and width
             continue

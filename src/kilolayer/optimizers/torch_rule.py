@@ -66,13 +66,21 @@ class TorchRule(UpdateRule):
             raise OptionError(f"{self.title} refuses its options: {error}", where="train.optimizer") from None
 
     def state_bytes(self, model: nn.Module) -> int:
-        """Found by an update of one small matrix."""
+        state = next(iter(self.tried().state.values()), {})
+        kept = [each for each in state.values() if isinstance(each, Tensor) and each.numel() > 1]
+        return sum(each.numel() * each.element_size() for each in kept) * sum(map(nn.Parameter.numel, model.parameters())) // 64
+
+    def tried(self) -> torch.optim.Optimizer:
+        """The optimizer after an update of a matrix [8, 8]; raises if it takes no dense gradient, or needs a closure."""
         weight = nn.Parameter(torch.ones(8, 8))
         weight.grad = torch.ones(8, 8)
         optimizer = self.wrap([{"params": [weight]}], 1e-3)
-        optimizer.step()
-        kept = [each for each in optimizer.state[weight].values() if isinstance(each, Tensor) and each.numel() > 1]
-        return sum(each.numel() * each.element_size() for each in kept) * sum(map(nn.Parameter.numel, model.parameters())) // 64
+        try:
+            optimizer.step()
+        except (TypeError, RuntimeError) as error:
+            what = f"{self.title} cannot make one update from gradients alone: {error}"
+            raise OptionError(what, where="train.optimizer", fix="choose one that can, such as torch.optim:SGD") from None
+        return optimizer
 
     def update(self, part: Any, numbers: Any) -> None:
         raise AssertionError("TorchOptimizer updates by itself")
@@ -82,6 +90,7 @@ class TorchOptimizer(Optimizer):
     """Lets a torch optimizer update the weights, or their fp32 copies; guard, clipping, sums and norms stay ours."""
 
     def __init__(self, model: nn.Module, rule: TorchRule, **options: Any) -> None:
+        rule.tried()
         # A recorded backward pass leaves its gradients in the sums, where the update finds them.
         super().__init__(model, rule, **{**options, "sums": True})
         self.waits = True

@@ -16,9 +16,10 @@ from kilolayer.layers.scale import HeadScale
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import LayerCombination
 from kilolayer.models.adapt.rates import foreign_layer_rates
+from kilolayer.models.patch_decoder import PatchDecoder
 from kilolayer.moe.experts import ExpertNorm
 from kilolayer.moe.layer import expert_parameters
-from kilolayer.optimizers.hidden_matrices import hidden_matrices
+from kilolayer.optimizers.hidden_matrices import HiddenMatrix, hidden_matrices
 from kilolayer.optimizers.recipe_rates import recipe_rates
 from kilolayer.recipes.base import Rates
 
@@ -30,8 +31,8 @@ NO_MATRICES = (ExpertNorm, HeadScale, LayerCombination, RelativeBias)
 class WeightFactors:
     """Factors on the optimizer's options for one weight; decay is 0 if the weight is not decayed.
 
-    of_experts: whether each expert of a sparse model has its own copy of the weight. rows: of each projection in a hidden
-    matrix, one after the other; None for other weights.
+    of_experts: whether each expert of a sparse model has its own copy of the weight. hidden: the projections in a
+    hidden matrix; None for other weights.
     """
 
     lr: float
@@ -39,7 +40,7 @@ class WeightFactors:
     eps: float
     is_matrix: bool
     of_experts: bool
-    rows: tuple[int, ...] | None = None
+    hidden: HiddenMatrix | None = None
 
 
 def trained_weights(model: nn.Module, layer_decay: float) -> Iterator[tuple[str, nn.Parameter, WeightFactors]]:
@@ -79,9 +80,12 @@ def layer_rates(model: nn.Module, decay: float) -> dict[nn.Parameter, float]:
             where=type(model).__name__,
             fix="leave it at 1, or give a model of Kilolayer or one that kl.adapt supports",
         )
+    lowest = decay ** max((len(stack.blocks) for stack in stacks), default=0)
     for module in model.modules():
         if stacks and isinstance(module, Embedding | TokenTypes | PatchEmbedding | LearnedGrid):
-            rates |= dict.fromkeys(module.parameters(), decay ** max(len(stack.blocks) for stack in stacks))
+            rates |= dict.fromkeys(module.parameters(), lowest)
+        if isinstance(module, PatchDecoder):
+            rates[module.mask_token] = lowest
     for stack in stacks:
         layers = stack.layers()
         rates |= dict.fromkeys([*stack.positions.parameters(), *stack.input_norm.parameters()], decay ** len(layers))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import wraps
+from numbers import Integral
 from typing import Any, ClassVar, Literal, Self
 
 from kilolayer.config import check, table_of
@@ -72,6 +73,9 @@ class Depths:
     decoder: int = 0
 
     def __post_init__(self) -> None:
+        for side, depth in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if not isinstance(depth, Integral) or isinstance(depth, bool):
+                raise OptionError(f"the number of {side} layers is {shown(depth)}", fix="give a whole number")
         if min(self.encoder, self.decoder) < 0 or max(self.encoder, self.decoder) == 0:
             raise OptionError(
                 f"depths are {shown(self.encoder)} encoder and {shown(self.decoder)} decoder layers",
@@ -191,6 +195,11 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("pre_norm", "inner_norm", "post_norm", "out_norm"):
             object.__setattr__(self, name, norm_spec(getattr(self, name)))
+        for name in ("skip", "in_scale"):
+            scale = getattr(self, name)
+            if isinstance(scale, Learned) and scale.per == "layer":
+                fix = "leave per at 'sublayer'; only branch may be shared by the sublayers of a layer"
+                raise OptionError(f"{name} would be one number per sublayer, not per layer", where="recipe", fix=fix)
 
     @property
     def norms(self) -> tuple[NormSpec, ...]:

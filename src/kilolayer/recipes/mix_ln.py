@@ -45,4 +45,4 @@ class MixLN(Recipe):
         return Top(norm=NORM)
 
     def _post_layers(self, side: Side, depths: Depths) -> int:
-        return max(1, int(self.share * depths.of(side)))
+        return max(1, int(self.share * depths.of(side) + 1e-6))  # 0.29 * 100 is 28.999...

@@ -82,7 +82,9 @@ class Adam(UpdateRule):
         return torch.stack(torch._foreach_norm(means, 2)) / seen, torch.stack(torch._foreach_norm(moved, 2)) * step
 
     def settled_direction(self, gradient: Tensor, weight: Tensor, state: dict[str, Tensor], count: int) -> Tensor:
-        return (gradient / (1 - self.beta1**count)) / ((state["square"] / (1 - self.beta2**count)).sqrt() + self.eps)
+        one = torch.ones((), dtype=torch.float64)
+        _, step, root, offset = self.numbers(one, count * one).tolist()
+        return step * gradient / (root * state["square"].sqrt() + offset)
 
     @staticmethod
     def _roots(squares: list[Tensor], root: Number, offset: Number) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from kilolayer.config import bounded
 from kilolayer.optimizers.base import MatrixKernel, Number, Part, UpdateRule
-from kilolayer.optimizers.hidden_matrices import hidden_matrices
+from kilolayer.optimizers.hidden_matrices import HiddenMatrix, hidden_matrices
 from kilolayer.optimizers.registry import register
 from kilolayer.optimizers.rules.adamw import AdamW
 
@@ -62,9 +62,9 @@ class Muon(UpdateRule):
     """Weight decay of matrices and embeddings."""
 
     def rule_for(self, weight: WeightFactors, shape: torch.Size) -> tuple[UpdateRule, Hashable]:
-        if weight.rows is None:
+        if weight.hidden is None:
             return AdamW(self.beta1, self.beta2, self.eps, self.weight_decay), None
-        own = Orthogonal(self.momentum, self.nesterov, self.iterations, self.factor, weight.rows, self.weight_decay)
+        own = Orthogonal(self.momentum, self.nesterov, self.iterations, self.factor, weight.hidden, self.weight_decay)
         return own, shape
 
     def state_bytes(self, model: nn.Module) -> int:
@@ -76,9 +76,8 @@ class Muon(UpdateRule):
 class Orthogonal(UpdateRule):
     """w <- w - lr (factor NS(u) + decay w), u = (1 - momentum) gradient + momentum mean, mean the running mean of the gradient.
 
-    All weights that are updated together have one shape, [sum of rows, columns], or of experts [experts, sum of rows, columns].
-    NS is `orthogonalized`, in one batch for all of them: rows are those of the projections in a weight, each a matrix of its
-    own. Without Nesterov's form, u is the mean.
+    All weights that are updated together have one shape, that of `matrix`. NS is `orthogonalized`, in one batch for all of
+    them: each projection in a weight is a matrix of its own. Without Nesterov's form, u is the mean.
     """
 
     name: ClassVar[str] = Muon.name
@@ -91,7 +90,7 @@ class Orthogonal(UpdateRule):
     nesterov: bool
     iterations: int
     factor: Factor
-    rows: tuple[int, ...]
+    matrix: HiddenMatrix
     weight_decay: float
 
     def update(self, part: Part, numbers: Sequence[Number]) -> None:
@@ -117,15 +116,18 @@ class Orthogonal(UpdateRule):
 
     def directions(self, inputs: Tensor) -> Tensor:
         """factor NS(u) of each projection of each weight: [weights, (experts,) sum of rows, columns] to the same shape."""
+        if self.matrix.transposed:
+            inputs = inputs.mT
         columns, changes = inputs.shape[-1], []
-        equal = [(rows, len(list(few))) for rows, few in groupby(self.rows)]
+        equal = [(rows, len(list(few))) for rows, few in groupby(self.matrix.rows)]
         for part, (rows, count) in zip(inputs.split([rows * count for rows, count in equal], -2), equal, strict=True):
             stacked = part.unflatten(-2, (count, rows))
             matrices = stacked.reshape(-1, rows, columns)
             factor = self.factor_of(rows, columns)
             few = [orthogonalized(each, self.iterations, factor) for each in matrices.split(matrices_at_once(matrices[0]))]
             changes.append(_joined(few, 0).view(stacked.shape).flatten(-3, -2))
-        return _joined(changes, -2)
+        joined = _joined(changes, -2)
+        return joined.mT.contiguous() if self.matrix.transposed else joined
 
     def factor_of(self, rows: int, columns: int) -> float:
         """The factor on the learning rate of a matrix."""
@@ -133,9 +135,10 @@ class Orthogonal(UpdateRule):
 
     def health(self, part: Part, numbers: Sequence[Number], count: int) -> tuple[Tensor, Tensor]:
         norms = torch.stack(torch._foreach_norm(part.state["mean"], 2))
-        *experts, _, columns = part.weights[0].shape
+        *experts, outputs, columns = part.weights[0].shape
+        columns = outputs if self.matrix.transposed else columns
         # Each of min(rows, columns) singular values of a matrix becomes about 1, unless the matrix is too small to be scaled.
-        square = sum(self.factor_of(rows, columns) ** 2 * min(rows, columns) for rows in self.rows) * math.prod(experts)
+        square = sum(self.factor_of(rows, columns) ** 2 * min(rows, columns) for rows in self.matrix.rows) * math.prod(experts)
         return norms / (1 - self.momentum**count), (norms / SMALLEST).clamp(max=1.0) * math.sqrt(square) * numbers[0]
 
     def settled_direction(self, gradient: Tensor, weight: Tensor, state: dict[str, Tensor], count: int) -> Tensor:
