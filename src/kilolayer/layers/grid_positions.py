@@ -83,18 +83,11 @@ class SinusoidalGrid(nn.Module):
         return x + F.pad(waves, (0, 0, self.first_patch, 0))
 
 
-class NoGrid(nn.Module):
-    """Returns x unchanged, for models that encode positions in attention or not at all."""
-
-    def forward(self, x: Tensor, grid: Grid) -> Tensor:
-        return x
-
-
 def make_grid_positions(options: LayerOptions, grid: Grid, first_patch: int, std: float) -> nn.Module:
     """What is added to the embedded patches and class token. std: of initial learned vectors."""
     if options.positions == "learned":
         return LearnedGrid(grid, options.dim, first_patch, std)
-    return SinusoidalGrid(first_patch) if options.positions == "sinusoidal" else NoGrid()
+    return SinusoidalGrid(first_patch) if options.positions == "sinusoidal" else NoPositions()
 
 
 class RotaryGrid(Rotary):

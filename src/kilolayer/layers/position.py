@@ -26,12 +26,12 @@ XPOS_GAMMA = 0.4
 T5_BUCKETS, T5_MAX_DISTANCE = 32, 128  # Raffel et al. 2020
 
 
-def position_ids(length: int, *, device: torch.device, real: Tensor | None, segments: Tensor | None, past: int = 0) -> Tensor:
+def position_ids(length: int, *, device: torch.device, real: Tensor | None, segments: Tensor | None) -> Tensor:
     """The position of each token in its own sequence: int [1 or batch, length].
 
-    Padding (where real [batch, past + length] is False) is not counted; each document of a packed sequence starts at 0.
+    Padding (where real [batch, length] is False) is not counted; each document of a packed sequence starts at 0.
     """
-    index = torch.arange(past + length, device=device)
+    index = torch.arange(length, device=device)
     if segments is not None:
         first = torch.ones_like(segments, dtype=torch.bool)
         first[:, 1:] = segments[:, 1:] != segments[:, :-1]
@@ -42,8 +42,8 @@ def position_ids(length: int, *, device: torch.device, real: Tensor | None, segm
         before = (counted - real.long()).gather(1, start)
         return (counted - before - 1).clamp(min=0)
     if real is not None:
-        return (real.cumsum(dim=1) - 1).clamp(min=0)[:, past:]
-    return index[None, past:]
+        return (real.cumsum(dim=1) - 1).clamp(min=0)
+    return index[None]
 
 
 def sinusoids(positions_BL: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
@@ -84,7 +84,7 @@ class LearnedPositions(nn.Module):
 class NoPositions(nn.Module):
     """Returns x unchanged, for models that encode positions in attention or not at all."""
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+    def forward(self, x: Tensor, positions: object) -> Tensor:
         return x
 
 
@@ -123,9 +123,7 @@ class Rotary(nn.Module):
 
     def forward(self, positions_BL: Tensor, dtype: torch.dtype) -> Rotation:
         angles = rotation_angles(positions_BL, self.head_dim, dtype).repeat(1, 1, 2)[:, None]
-        device = positions_BL.device.type
-        rotated = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else dtype
-        if self.decays and rotated == torch.float16:
+        if self.decays and _rotated_dtype(positions_BL.device.type, dtype) == torch.float16:
             raise OptionError("xPos scales keys beyond the range of fp16", fix="use bf16 or fp32, or rotary positions")
         decay = self._decay(positions_BL, angles.dtype)[:, None].to(dtype) if self.decays else None
         return Rotation(angles.cos().to(dtype), angles.sin().to(dtype), decay)
@@ -134,6 +132,12 @@ class Rotary(nn.Module):
         share = torch.arange(0, self.head_dim, 2, device=positions_BL.device, dtype=dtype) / self.head_dim
         zeta = (share + XPOS_GAMMA) / (1 + XPOS_GAMMA)
         return (zeta ** (positions_BL[..., None].to(dtype) / XPOS_SCALE_BASE)).repeat(1, 1, 2)
+
+
+def _rotated_dtype(device: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of queries and keys."""
+    autocasts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocasts else dtype
 
 
 class RelativeBias(nn.Module):

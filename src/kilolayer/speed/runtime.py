@@ -24,13 +24,14 @@ from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
 from kilolayer.speed.activations import kept_by_fast_layer
 from kilolayer.speed.compiler import BUDGETS
 from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
+from kilolayer.speed.graph import GraphPool
+from kilolayer.speed.graph_recorder import GraphRecorder
 from kilolayer.speed.inspection import has_hooks
 from kilolayer.speed.operators import kernels
 from kilolayer.speed.operators.score_statistics import can_fuse_score_statistics, score_statistics
 from kilolayer.speed.operators.top import top
 from kilolayer.speed.static_beam import StaticBeam
 from kilolayer.speed.static_reader import StaticReader
-from kilolayer.speed.steps import training_form
 from kilolayer.speed.written import unroll_for_cpu
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -45,7 +46,10 @@ class FastRuntime(Runtime):
     def training_form(
         self, model: AnyModel, device: torch.device, say: Callable[[str], None], *, eager: bool, recompute: Recompute
     ) -> tuple[AnyModel, Recorder]:
-        form, recorder = training_form(model, device, say, eager=eager, recompute=recompute)
+        """With `eager`, or on the CPU, layers are not compiled."""
+        form = fast_form(model, recompute)
+        records = device.type == "cuda" and not eager and _compile(form, say)
+        recorder = GraphRecorder(device, "steps run", say, GraphPool(device)) if records else Recorder(device)
         return self.bind(form), recorder
 
     def decoding_form(self, model: Generator, *, int8: bool = False) -> Generator:
@@ -80,6 +84,21 @@ class FastRuntime(Runtime):
 
 
 FAST = FastRuntime()
+
+
+def _compile(form: Trainable, say: Callable[[str], None]) -> bool:
+    """Compile the layers; return whether steps can be recorded."""
+    if (reason := kernels.why_no_kernels()) is not None:
+        say(f"steps run in eager mode, because {reason}")
+        return False
+    for text in unfused_residuals(form):
+        say(text)
+    compile_layers(form)
+    if expert_group(form) is not None:
+        say("steps are compiled, but not recorded, because several processes share the experts")
+        return False
+    torch.cuda.empty_cache()  # memory freed after building the model belongs to another stream, and no step could reuse it
+    return True
 
 
 def is_recorded(model: EncoderDecoder | Decoder) -> bool:

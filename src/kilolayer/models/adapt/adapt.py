@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kilolayer import recipes
 from kilolayer.errors import InputError, shown
@@ -202,8 +202,4 @@ def _start_sublayer(sublayer: ForeignSublayer, plan: Plan, names: dict[nn.Module
         if bias is not None:
             generator.bias_(bias, plan, matrix.role, matrix.values.shape[1], f"{matrix.key}.bias")
     for name, parameter in sublayer.norm.named_parameters():
-        _start_norm(name, parameter)
-
-
-def _start_norm(name: str, parameter: Tensor) -> None:
-    parameter.fill_(0.0 if name == "bias" else 1.0)
+        parameter.fill_(0.0 if name == "bias" else 1.0)
