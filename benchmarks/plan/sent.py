@@ -15,8 +15,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kilolayer.cli.plan import read_configuration, typical_work
-from kilolayer.runs.budget import Budget, budget
+from kilolayer.cli.configuration import read_tables
+from kilolayer.cli.plan import configuration_of
+from kilolayer.runs.budget import Budget, Work, budget
 from kilolayer.runs.division import Division, Shard
 
 SHARDS: tuple[Shard, ...] = ("none", "full", "hybrid")
@@ -44,8 +45,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What processes send, on paper.")
     parser.add_argument("results", type=Path)
     options = parser.parse_args()
-    whole = read_configuration(CONFIG, [])
-    work = typical_work(whole, None)
+    whole = configuration_of(read_tables(CONFIG, []))
+    work = Work()
     cost = budget(whole.model, work)
     cases = [case(cost, size, each) for size in (8, 64, 512) for each in SHARDS if each != "hybrid" or size > PER_MACHINE]
     for each in cases:

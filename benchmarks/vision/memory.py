@@ -27,7 +27,8 @@ from typing import Any
 import torch
 
 import kilolayer as kl
-from kilolayer.cli.plan import read_configuration, typical_work
+from kilolayer.cli.configuration import read_tables
+from kilolayer.cli.plan import configuration_of, typical_work
 from kilolayer.config import Table, dump, load, merge
 from kilolayer.data.drawn_images import drawn_images
 from kilolayer.runs.budget import budget
@@ -71,7 +72,7 @@ def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
     table = table_of(name, out, tiny)
     path = out / "job.toml"
     path.write_text(dump(table))
-    config: Any = read_configuration(path, [])
+    config: Any = configuration_of(read_tables(path, []))
     training = budget(config.model, typical_work(config, None)).training
     planned = training.peak if config.train.recompute == "none" else training.peak_recomputed
     folder = out / "run"

@@ -45,6 +45,7 @@ DEEPEST = 20
 """Maximum nesting of tables and lists; the options need four levels."""
 MOST_FILES = 100
 """Maximum number of files that `extends` may chain."""
+BARE_POINT = re.compile(r"[+-]?(?:\.\d+|\d+\.)(?:[eE][+-]?\d+)?")  # .5 and 5., which TOML does not know
 UNWRITABLE = re.compile("[\x00\ud800-\udfff]")  # not allowed in file names, or in UTF-8 text
 
 
@@ -340,7 +341,9 @@ def _own_help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
 
 
 def toml_value(text: str) -> Any:
-    """The value of a text from the command line: as TOML reads it, else the text itself."""
+    """The value of a text from the command line: as TOML reads it, else the text itself; `.5` and `5.` are numbers too."""
+    if BARE_POINT.fullmatch(text):
+        return float(text)
     try:
         return parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -57,7 +57,9 @@ class Registry(dict[str, Item], Generic[Item]):
             return self[name]
         if of_class is not None and ":" in name:
             return of_class(import_class(name, self.kind), name)
-        raise unknown(name, self.names(), kind=self.kind)
+        error = unknown(name, self.names(), kind=self.kind)
+        own = "" if of_class is None else "; or a class of yours: my_module:MyClass"
+        raise type(error)(error.what, fix=error.fix + own)
 
     def copy(self) -> Registry[Item]:
         """A registry with the same items."""

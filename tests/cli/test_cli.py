@@ -101,6 +101,14 @@ def test_plan_prints_what_it_computed(capsys: pytest.CaptureFixture[str]) -> Non
     assert "64 x 8 tokens per side" in shown
 
 
+@pytest.mark.parametrize("options", [[], ["--train.lr", "1e-3"], ["--train.shard", "full", "--processes", "2"]])
+def test_plan_of_a_model_has_one_batch_whatever_the_options_of_training(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "--model.dim", "64", "--model.heads=4", "--model.layers", "2", *options]) == 0
+    assert "64 x 64 tokens per side" in capsys.readouterr().out
+
+
 def test_plan_shows_what_a_recipe_changes_in_training(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--model.recipe.name", "complete_p", "--model.shape", "decoder", "--model.layers", "8", "--model.dim", "1024"]
     assert main(["plan", *options]) == 0

@@ -66,6 +66,9 @@ def test_a_finished_run_is_made_longer(run: Path, by: str, capsys: pytest.Captur
     code, _, err = quietly("train", "--resume", run)
     assert (code, "is finished, there is nothing to do" in err) == (0, True)
     assert checkpoint.step_of(checkpoint.steps(run / "checkpoints")[-1]) == 8
+    shutil.rmtree(run / "checkpoints")
+    code, _, err = quietly("train", "--resume", run)
+    assert (code, "is finished, and cannot go on: the checkpoints of this run have been deleted" in err) == (0, True)
 
 
 def test_an_edit_that_breaks_something_is_refused_with_all_names(run: Path) -> None:

@@ -78,6 +78,7 @@ def test_other_values_have_other_names_that_are_names_of_folders(pairs: list[tup
 def test_values_are_read_as_toml_and_else_as_text() -> None:
     assert parse_axis("train.lr", "4e-4, 8e-4,1").values == (4e-4, 8e-4, 1)
     assert parse_axis("model.recipe", "post_ln,pre_ln").values == ("post_ln", "pre_ln")
+    assert parse_axis("train.beta1", ".5,5.,-.5e1").values == (0.5, 5.0, -5.0)
     assert parse_axis("train.save_best", "true,false").values == (True, False)
     assert parse_axis("data.directions", '["en-de","de-en"],["en-de"]').values == (["en-de", "de-en"], ["en-de"])
     assert parse_axis("model.recipe", '{name="deepnorm", alpha="one"},"a,b"').values == (

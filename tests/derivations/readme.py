@@ -57,7 +57,12 @@ def at_depth(propagation: Data, document: Data, measured: Data, thousand: Data) 
     yield f"mean of {word(len(table.best('deepnorm', 6)))} seeds"
     yield re.findall(r"factors of \d", document["setting"])[0]
     assert any(run["outcome"] == "dead" for run in table.best("post_ln", 50))
-    yield f"at 50 layers per side Post-LN is dead, Pre-LN has {bleu['pre_ln']:.1f} BLEU and DeepNorm {bleu['deepnorm']:.1f}"
+    assert table.mean("bleu", "post_ln", 50) < 2
+    post_ln = table.of(table.runs, "post_ln", 50)
+    rates = {run["options"]["train.lr"] for run in post_ln}
+    assert {run["options"]["train.lr"] for run in post_ln if run["outcome"] == "finished"} == {min(rates)}
+    yield "at 50 layers per side Post-LN dies at all rates but the smallest, where it hardly learns"
+    yield f"Pre-LN has {bleu['pre_ln']:.1f} BLEU and DeepNorm {bleu['deepnorm']:.1f}"
     ahead = ("r_fixup", "dlcl", "rezero", "t_fixup")
     assert all(table.mean("loss", method, 50) < table.mean("loss", "deepnorm", 50) for method in ahead)
     yield f"Four methods whose residual branches start small, {listed(SHOWN[method] for method in ahead)}"

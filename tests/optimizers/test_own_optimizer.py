@@ -148,7 +148,9 @@ def test_what_it_does_not_read_is_refused_and_its_own_options_are_checked() -> N
         TrainConfig(optimizer={"name": "muon", "momentun": 0.9})
     with pytest.raises(OptionError, match=r"optimizer\.beta1 is an option of \[train\]"):
         TrainConfig(optimizer={"name": "adam", "beta1": 0.8})
-    with pytest.raises(OptionError, match="unknown optimizer 'adamww'; did you mean 'adamw'"):
+    with pytest.raises(
+        OptionError, match=r"unknown optimizer 'adamww'; did you mean 'adamw'.*\n.*or a class of yours: my_module:MyClass"
+    ):
         TrainConfig(optimizer="adamww")
     with pytest.raises(OptionError, match="momentum must be at least 0 and below 1"):
         TrainConfig(optimizer={"name": "muon", "momentum": 1.0})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.cli.configuration import add_options, int_between, read_tables
 from kilolayer.cli.output import human_count, show_json, show_line, show_table
-from kilolayer.config import table_of
+from kilolayer.config import RawConfig, table_of
 from kilolayer.errors import OptionError, UnusedOptionError
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.trainable_config import TrainableConfig
@@ -76,12 +77,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, typed: list[str]) -> int:
     """Print the plan."""
-    whole = read_configuration(options.config, typed)
+    tables = read_tables(options.config, typed)
+    whole = configuration_of(tables)
     config = whole.model
 
     from kilolayer.runs.budget import budget
 
-    work = typical_work(whole, options.length)
+    work = work_of(whole, set(tables.merged), options.length)
     own = isinstance(config, TrainableConfig)
     if own and options.precision not in (None, "fp32"):
         raise OptionError("a model of a task's own is trained in fp32", where="--precision", fix="remove it")
@@ -203,12 +205,11 @@ def schedule_warnings(config: PlanConfig | RunConfig) -> list[str]:
     return [warning for warning in [warmup_warning(config.train)] if warning is not None]
 
 
-def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunConfig:
+def configuration_of(found: RawConfig) -> PlanConfig | RunConfig:
     """The configuration of a model or, if there are tables besides [model], that of a run, which is checked completely.
 
     A run that starts from another one inherits its model as defaults.
     """
-    found = read_tables(path, typed)
     if set(found.merged) <= {"model"}:
         return found.build(PlanConfig)
     from kilolayer.runs.start import read_started  # imports numpy and SentencePiece, which are not needed for only a model
@@ -216,13 +217,24 @@ def read_configuration(path: Path | None, typed: list[str]) -> PlanConfig | RunC
     return read_started(found)[0]
 
 
-def typical_work(config: PlanConfig | RunConfig, length: int | None) -> Work:
-    """A run's typical batch, with `length` tokens per sequence and side and its beam; for only a model, Work's defaults."""
+def work_of(config: PlanConfig | RunConfig, given: Set[str], length: int | None) -> Work:
+    """A run's typical batch; where the `given` tables name no data, only a model is planned, with the batch that `Work` has."""
     from kilolayer.runs.budget import Work
 
     if isinstance(config, PlanConfig):
-        image = config.model.image
-        return Work(length=length or (Work.length if image is None else image.length))
+        accumulate = Work.accumulate
+    elif given - {"model", "train"} or config.train.start_from is not None:
+        return typical_work(config, length)
+    else:
+        accumulate = config.train.accumulate
+    image = getattr(config.model, "image", None)
+    return Work(length=length or (Work.length if image is None else image.length), accumulate=accumulate)
+
+
+def typical_work(config: RunConfig, length: int | None) -> Work:
+    """A run's typical batch, with `length` tokens per sequence and side and its beam."""
+    from kilolayer.runs.budget import Work
+
     usual = config.usual_batch(length)
     return Work(usual.rows, usual.length, usual.beam, scored=usual.scored, accumulate=config.train.accumulate)
 

@@ -142,7 +142,8 @@ def data_of(run: Run, processes: Processes) -> Task | None:
             gone = all_deleted(run.checkpoints)
             longer = f"{hints.option('train.steps', 2 * run.config.train.steps)} trains it longer"
             anew = f"{hints.option('train.start_from', run.folder)} starts a new run from its weights"
-            say(f"{run.folder} is finished, there is nothing to do: {f'{longer}, and {anew}' if gone is None else gone.what}")
+            what = f"there is nothing to do: {longer}, and {anew}" if gone is None else f"and cannot go on: {gone.what}"
+            say(f"{run.folder} is finished, {what}")
         return None
     _check_means(run.config, processes)
     return run.task(cache_folder())
