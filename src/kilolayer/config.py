@@ -234,7 +234,7 @@ def load(path: Path) -> Table:
 
 def _load(path: Path) -> Table:
     try:
-        return parse_toml(read_text(path, LARGEST_FILE))
+        return parse_toml(read_text(path, LARGEST_FILE).removeprefix("\ufeff"))
     except InputError as error:
         raise OptionError(error.what, where=error.where, fix=error.fix) from None
     except ValueError as error:
@@ -441,7 +441,7 @@ class RawConfig:
         try:
             return build(cls, override(cls, override(cls, dict(below or {}), self.tables), self.over))
         except OptionError as error:
-            raise error.at(f"in {' and '.join(self.sources)}") from None
+            raise (error.at(f"in {' and '.join(self.sources)}") if self.sources else error) from None
 
 
 def override(cls: type[DataclassInstance], table: Table, typed: Mapping[str, Any]) -> Table:

@@ -164,6 +164,7 @@ def test_evaluation_shows_the_scores_and_other_strides(written: tuple[Path, str,
     code, out, _ = quietly("evaluate", folder, "--stride", "8", "--json")
     other = json.loads(out)["scores"]["test"]["bits_per_byte"]
     assert "stride:8|" in other["signature"]
+    assert json.loads(out)["weights"] == json.loads((folder / "scores.json").read_text())["weights"]
     assert other["value"] != kept["test"]["bits_per_byte"]["value"]
     assert json.loads((folder / "scores.json").read_text()) == kept
     assert f"{other['value']:.4f}" in quietly("evaluate", folder, "--stride", "8")[1]

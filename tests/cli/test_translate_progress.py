@@ -47,6 +47,10 @@ def test_lines_that_are_read_ahead_do_not_count_as_done(seconds: list[float], st
     assert source.state() == state
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line() -> None:
+    assert list(Input(io.BytesIO(b"\xef\xbb\xbfone\r\n\xef\xbb\xbftwo\n")).lines()) == ["one", "\ufefftwo"]
+
+
 def test_only_what_is_ahead_counts(seconds: list[float]) -> None:
     stream = io.BytesIO(b"a heading of another reader\none\ntwo\n")
     stream.readline()

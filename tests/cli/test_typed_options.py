@@ -9,7 +9,8 @@ import pytest
 
 import kilolayer as kl
 from kilolayer import terminal
-from kilolayer.config import build, merge, override, overrides
+from kilolayer.cli.configuration import split_typed
+from kilolayer.config import build, load, merge, override, overrides
 from kilolayer.data.examples import ExamplesConfig
 from kilolayer.data.text import count_lines, read_lines
 from kilolayer.data.tokenizer import TokenizerConfig
@@ -220,3 +221,16 @@ def test_wrong_lists_are_told_with_an_example() -> None:
     with pytest.raises(OptionError) as found:
         build(RunConfig, {"data": {"directions": "en-de"}})
     assert 'directions = ["en-de"]' in found.value.fix
+
+
+def test_after_two_dashes_a_text_may_look_like_an_option() -> None:
+    assert split_typed(["fill", "run", "--a.b", "1", "--", "--what.is", "--c.d=2"]) == (
+        ["fill", "run", "--", "--what.is", "--c.d=2"],
+        ["--a.b", "1"],
+    )
+
+
+def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "windows.toml"
+    path.write_bytes(b'\xef\xbb\xbftask = "causal_lm"\n')
+    assert load(path) == {"task": "causal_lm"}

@@ -158,3 +158,20 @@ def test_mistakes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opti
         find_text(build(TextConfig, options, "text"), tmp_path / "cache")
     assert caught.value.where
     assert caught.value.fix
+
+
+def test_text_that_is_not_utf8_loses_no_byte(tmp_path: Path) -> None:
+    """In code page 866 letters are bytes that continue a character in UTF-8."""
+    for index in range(3):
+        (tmp_path / f"{index}.txt").write_bytes("Привет, мир\n".encode("cp866"))
+    noise = random.Random(1).randbytes(2_500_000)
+    (tmp_path / "noise.bin").write_bytes(noise)
+    whole = find_text(TextConfig(train=[str(tmp_path)]), tmp_path / "cache").train
+    assert documents_of(whole, utf8=False) == ["Привет, мир\n".encode("cp866")] * 3 + [noise]
+    shared = find_text(TextConfig(train=[str(tmp_path)], valid_share=0.3, test_share=0.2), tmp_path / "cache")
+    found = [piece for part in (shared.train, shared.valid, shared.test) for piece in documents_of(part, utf8=False)]
+    assert b"".join(each.removeprefix(b"open: ") for each in found) == b"".join(documents_of(whole, utf8=False))
+
+
+def test_none_unsets_a_list_of_paths() -> None:
+    assert build(TextConfig, {"train": "a.txt", "test": "none"}) == TextConfig(train=["a.txt"])

@@ -19,6 +19,7 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.probe import forecast as forecasts
 from kilolayer.probe.critical_rate import QUIET, SETTLING, critical_rate
 from kilolayer.probe.forecast import STEPS, RangeTest, forecast, judge, smoothed, sweep_rates
+from kilolayer.probe.subject import starting_model
 from kilolayer.probe.trial import Measured, Trial
 from kilolayer.runs.metrics import read_metrics
 from kilolayer.runs.run import Run, cache_folder, prepare
@@ -258,3 +259,10 @@ def test_python_takes_a_file_and_the_values_to_choose_from(
     assert found.shortest_warmup in (2, 5, None)
     with pytest.raises(OptionError, match="below 0"):
         forecast(path, warmups=[-1])
+
+
+def test_a_configuration_for_shards_is_forecast_and_diagnosed_as_one_process(small: RunConfig) -> None:
+    sharded = replace(small, train=replace(small.train, shard="full", shard_unit=2, reshard_after_forward=False))
+    task = prepare(sharded, cache_folder())
+    assert Trial(task.resolve(sharded), task).config.train.shard == "none"
+    assert starting_model(task.resolve(sharded), task, torch.device("cpu")) is not None

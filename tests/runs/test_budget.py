@@ -11,8 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
 from kilolayer.runs.budget import Work, budget
+from kilolayer.runtime.runtime import PLAIN
 from kilolayer.speed.fast import fast_form
 from kilolayer.speed.operators import kernels
+from kilolayer.speed.runtime import FAST
 
 WORK = Work(batch=3, length=10, beam=2, precision="fp32")
 SHAPES = ["encoder", "decoder", "encoder_decoder"]
@@ -42,10 +44,12 @@ def test_parameters_are_counted_once(shape: str, recipe: str) -> None:
 
 
 @pytest.mark.matrix(3)
-@pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "kv_heads": 2}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "kv_heads": 2}, {"positions": "rotary"}], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flops_are_what_torch_counts(shape: str, options: dict[str, object]) -> None:
-    config = small(shape, **options)
+    config = small(
+        shape, **options, **({"output_transform": True} if shape == "encoder" and "activation" not in options else {})
+    )
     with FlopCounterMode(display=False) as counter:
         run(config)
     tokens = WORK.batch * WORK.length
@@ -230,3 +234,35 @@ def test_scores_at_some_places_alone_cost_less() -> None:
     tokens = WORK.batch * WORK.length
     counted = counter.get_total_flops() + 4 * tokens * config.dim * WORK.length * 3  # fused attention, which torch leaves out
     assert budget(config, work).forward_flops_per_token * tokens == pytest.approx(counted)
+
+
+@pytest.mark.parametrize("form", ["plain", "fast"])
+@pytest.mark.parametrize("positions", ["rotary", "xpos", "t5", "none"])
+def test_every_kind_of_positions_is_planned(positions: str, form: str) -> None:
+    config = small("decoder", positions=positions)
+    runtime = PLAIN if form == "plain" else FAST
+    cost = budget(config, WORK, runtime=runtime)
+    assert cost.training.peak > cost.training.peak_recomputed > 0
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+def test_flops_of_an_image_encoder_are_what_torch_counts(class_token: bool) -> None:
+    image = kl.ImageInput(size=16, patch=4, class_token=class_token)
+    config = kl.ModelConfig(
+        shape="encoder",
+        image=image,
+        dim=32,
+        heads=4,
+        ffn_dim=48,
+        layers=2,
+        vocab_size=None,
+        head=kl.Head(outputs=5, pool="first" if class_token else "mean"),
+    )
+    work = Work(batch=3, length=image.length, precision="fp32")
+    model = kl.build_model(config)
+    assert isinstance(model, kl.ImageEncoder)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randn(3, 3, 16, 16))
+    attention = 4 * work.batch * work.length**2 * config.dim * 2
+    counted = counter.get_total_flops() + attention
+    assert budget(config, work).forward_flops_per_token * work.batch * work.length == pytest.approx(counted)

@@ -119,3 +119,11 @@ def test_the_command_says_whether_it_fits(capsys: pytest.CaptureFixture[str]) ->
     for bad in ("0", "-1", "x", "nan", "1e9"):
         assert main([*words, "--memory", bad]) == 2
         assert "is not a number of GiB above 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("batch", [5, 9, 31, 100])
+def test_no_more_batches_are_proposed_than_hold_the_batch(batch: int) -> None:
+    whole = fitted(1000 * GIB, batch)
+    for step in range(1, 20):
+        for each in fitted(whole.least + (whole.needed - whole.least) * step // 20, batch).remedies:
+            assert each.accumulate == -(-batch // each.batch)

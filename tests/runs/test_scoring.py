@@ -17,13 +17,15 @@ from sacrebleu.metrics.bleu import BLEU
 
 import kilolayer as kl
 from kilolayer.errors import InputError, OptionError
+from kilolayer.runs import checkpoint
 from kilolayer.runs.run import Run
 from kilolayer.runs.scoring import score_text
 from kilolayer.tasks.other_text import OtherText
+from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.training.loop import train
 from tests.fixtures.commands import typed
 from tests.fixtures.small_classifiers import classify_table
-from tests.fixtures.small_runs import SMALL, new_run_of, task_of
+from tests.fixtures.small_runs import SMALL, new_run_of, stop_after, task_of
 
 TEXTS = [task for task in SMALL if task not in ("classify_image", "image_tokenizer", "masked_image", "segment")]
 """The tasks whose test part is a text."""
@@ -242,3 +244,52 @@ def test_a_task_without_a_way_to_read_says_so(runs: dict[str, Run], monkeypatch:
     monkeypatch.setattr(MaskedLMTask, "read_text", Task.__dict__["read_text"])
     with pytest.raises(InputError, match="is scored on its own test set only"):
         score_text(replace(runs["masked_lm"]), OtherText(("a",)))
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "translation"])
+def test_scoring_a_run_before_its_end_leaves_it_unfinished(
+    task: str, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run with scores counts as finished, which a comparison would not train any more."""
+    run = new_run_of(task, tmp_path / "run", corpus, train={"steps": 6, "save_every": 2, "lr": 1e-2})
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train(run, task_of(run)) == 143
+    before = files_of(run.folder)
+    code, out, err = typed("evaluate", run.folder, "--json")
+    assert (code, bool(tables_of(json.loads(out)["scores"]))) == (0, True)
+    assert "is not finished: these scores are of the weights so far, and are not kept" in err
+    assert kl.load(run.folder, device="cpu").scores().keys() >= {"test", "weights"}
+    assert files_of(run.folder) == before
+    assert not run.is_trained
+    assert train(run, task_of(run), resume=True) == 0
+    assert run.is_trained
+    assert typed("evaluate", run.folder)[0] == 0
+    assert (run.folder / "scores.json").exists()
+
+
+def test_a_run_that_ran_out_of_patience_is_trained(corpus: Path, tmp_path: Path) -> None:
+    options = {"steps": 500, "valid_every": 1, "patience": 2, "lr": 10.0, "save_every": 100}
+    run = new_run_of("causal_lm", tmp_path / "run", corpus, train=options)
+    assert train(run, task_of(run)) == 0
+    assert checkpoint.step_of(checkpoint.steps(run.checkpoints)[-1]) < 500
+    assert run.is_trained
+
+
+def test_translations_are_not_scored_against_another_test_set(corpus: Path, tmp_path: Path) -> None:
+    data = shutil.copytree(corpus, tmp_path / "data")
+    runs = [new_run_of("translation", tmp_path / name, data, train={"steps": 1, "lr": 1e-2}) for name in ("a", "b")]
+    for run in runs:
+        assert train(run, task_of(run)) == 0
+        assert typed("evaluate", run.folder)[0] == 0
+    assert typed("evaluate", runs[0].folder, "--against", runs[1].folder)[0] == 0
+    config = runs[0].config
+    assert isinstance(config, TranslationConfig)
+    assert task_of(runs[0]).answers(config, runs[0].folder, tmp_path / "cache") is not None
+    for path in data.glob("test.??"):
+        path.write_text("".join(reversed(path.read_text(encoding="utf-8").splitlines(keepends=True))), encoding="utf-8")
+    for words in ([], ["--against", runs[1].folder], ["--json"]):
+        code, _, err = typed("evaluate", runs[0].folder, *words)
+        assert (code, "the test set has changed since the run translated it" in err) == (2, True)
+    with pytest.raises(InputError, match="test set has changed"):
+        task_of(runs[0]).answers(config, runs[0].folder, tmp_path / "cache")

@@ -121,3 +121,36 @@ def test_layers_every_is_a_count_or_auto(every: Any, fix: str) -> None:
         TrainConfig(layers_every=every)
     assert f"layers_every is {every!r}" in caught.value.what
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"task": "causal_lm", "text": {"train": ""}},
+        {"task": "causal_lm", "text": {"train": "a.txt", "test": ["b.txt", ""]}},
+        {"task": "causal_lm", "text": {"train": "a.txt"}, "tokenizer": {"path": ""}},
+        {"task": "translation", "data": {"folder": "", "directions": ["en-de"]}},
+        {"task": "classify", "examples": {"train": "", "label": "label", "first": "text"}},
+        {"task": "classify_image", "images": {"train": ""}},
+    ],
+)
+def test_an_empty_path_is_refused(tables: dict[str, Any]) -> None:
+    """It would be the working folder, with every file below it."""
+    with pytest.raises(OptionError, match=r"is empty\n.*\nname a file or a folder"):
+        build(RunConfig, tables)
+
+
+def test_a_warm_up_of_all_steps_leaves_none_for_the_decay() -> None:
+    with pytest.raises(OptionError, match="warm-up of 20 steps leaves none of 10: shorten it"):
+        TrainConfig(steps=10, warmup_steps=20, schedule="warmup_stable_decay", decay_steps=3)
+
+
+def test_the_use_of_a_translator_of_several_directions_names_one() -> None:
+    one, two = (build(RunConfig, {"data": {"directions": names}}) for names in (["en-de"], ["en-de", "de-en"]))
+    assert one.usage.format("run") == 'translate run <<< "a sentence"'
+    assert two.usage.format("run") == 'translate run --direction en-de <<< "a sentence"'
+
+
+def test_one_process_without_shards_keeps_no_option_of_shards() -> None:
+    train = TrainConfig(shard="full", shard_unit=3, reshard_after_forward=False)
+    assert train.unsharded() == TrainConfig()

@@ -284,3 +284,24 @@ def test_the_resolved_data_say_everything(corpus: Path, cache: Path, monkeypatch
 
 def _german(corpus: Path, stem: str) -> list[str]:
     return (corpus / f"{stem}.de").read_text(encoding="utf-8").splitlines()
+
+
+def test_patience_needs_a_validation_set_in_the_manifest_too(corpus: Path, cache: Path) -> None:
+    manifest = corpus / "patient.toml"
+    manifest.write_text('directions = ["en-de"]\n[[train]]\nfiles = "train"\n')
+    config = TranslationConfig(data=DataConfig(manifest=str(manifest)), train=TranslationTrainConfig(patience=2))
+    with pytest.raises(OptionError, match="patience has no effect without a validation set"):
+        TranslationTask.prepare(config, cache)
+
+
+def test_a_vocabulary_that_exists_is_stored_by_its_absolute_path(
+    corpus: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that a run's config.toml trains another run from any folder."""
+    (tmp_path / "own.model").write_bytes(prepare(corpus, cache).tokenizers.source.model)
+    monkeypatch.chdir(tmp_path)
+    config = TranslationConfig(
+        data=DataConfig(folder=str(corpus), directions=["en-de"]), tokenizer=TokenizerConfig(path="own.model")
+    )
+    resolved = TranslationTask.prepare(config, cache).resolve(config)
+    assert resolved.tokenizer.path == str(tmp_path / "own.model")

@@ -17,9 +17,10 @@ Flags = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments into others and options of the configuration, `--section.name VALUE`."""
+    """Split the arguments into others and options of the configuration, `--section.name VALUE`; after `--` there are none."""
     others, typed = [], []
-    rest = list(words)
+    end = words.index("--") if "--" in words else len(words)
+    rest, after = list(words[:end]), list(words[end:])
     while rest:
         word = rest.pop(0)
         if word.startswith("--") and "." in word.partition("=")[0]:
@@ -28,7 +29,7 @@ def split_typed(words: Sequence[str]) -> tuple[list[str], list[str]]:
                 typed.append(rest.pop(0))
         else:
             others.append(word)
-    return others, typed
+    return others + after, typed
 
 
 def read_tables(path: Path | None, typed: Sequence[str]) -> RawConfig:

@@ -121,7 +121,7 @@ def _show(run: Run, scores: dict[str, Any], report: Report, as_json: bool, is_ex
     show_scores(scores, task.headline)
     for line in (*report.warnings, f"report: {report.path}"):
         say(line)
-    say(f"next: {command()} {task.usage.format(run.folder)}")
+    say(f"next: {command()} {run.config.usage.format(run.folder)}")
     if is_example:
         say(f"to train on your own text: {command()} train --help")
     if (reach := activation_hint()) is not None:

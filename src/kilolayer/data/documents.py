@@ -22,8 +22,8 @@ from kilolayer.files.reading import open_regular, parse_json, read_json, replace
 
 
 def _paths(value: Any) -> Any:
-    """Accept a single path without brackets."""
-    return [value] if isinstance(value, str) else value
+    """Accept a single path without brackets, and "none"."""
+    return [] if value == "none" else [value] if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,10 @@ class TextPart:
                 continue
             if self.stop is not None and position >= self.stop:
                 return
-            low = _next_character(piece, max(self.start - position, 0))
-            high = len(piece) if self.stop is None else _next_character(piece, self.stop - position)
+            # Only where a part begins or ends: text that is not UTF-8 has such bytes at the start of a document too.
+            low = 0 if position >= self.start else _next_character(piece, self.start - position)
+            left = len(piece) if self.stop is None else self.stop - position
+            high = len(piece) if left >= len(piece) else _next_character(piece, left)
             position += len(piece)
             inside = low < high == len(piece)  # and not cut off before its end
             if low < high:

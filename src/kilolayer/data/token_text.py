@@ -74,7 +74,7 @@ def encode_documents(text: TextPart, vocabulary: TextVocabulary, cache: Path, pr
     processes: how many encode the text; default: one for each core if the text is large. The file does not depend on it, nor on
     whether a process was killed while it wrote it: the next one continues.
     """
-    key = content_key(["text 1", vocabulary.digest, text.identity], text.files, cache)
+    key = content_key(["text 2", vocabulary.digest, text.identity], text.files, cache)
     count = processes or (1 if _file_bytes(text) < SEVERAL_PROCESSES else available_processes())
 
     def build(draft: Path) -> None:

@@ -27,7 +27,7 @@ from kilolayer.data.parallel import ParallelText, blank_side
 from kilolayer.data.piece_trainer import UntrainableError, train_pieces
 from kilolayer.data.text import read_lines
 from kilolayer.errors import InputError, OptionError, UnusedOptionError, unknown
-from kilolayer.files.paths import kind_of
+from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import remove, write
 
@@ -119,9 +119,10 @@ class TokenizerConfig:
         return DEFAULT_SIZE if self.vocab_size is None else self.vocab_size
 
     def resolved(self, size: int) -> TokenizerConfig:
-        """With the size of the vocabulary that was trained, unless it was given, or there was nothing to train."""
-        given = self.vocab_size is not None or self.path is not None or self.of_bytes
-        return self if given else dataclasses.replace(self, vocab_size=size)
+        """With an absolute path, and the size of the vocabulary if one was trained and its size not given."""
+        if self.path is not None:
+            return dataclasses.replace(self, path=str(storable(Path(self.path))))
+        return self if self.vocab_size is not None or self.of_bytes else dataclasses.replace(self, vocab_size=size)
 
     @property
     def of_bytes(self) -> bool:

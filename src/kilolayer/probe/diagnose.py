@@ -109,7 +109,7 @@ def _folder_of(source: object) -> Path:
 def _open(path: Path) -> Run | RunConfig:
     if kind_of(path) == "folder":
         return Run.open(path)
-    return started_config(configuration.load(path))
+    return started_config(configuration.load(path), str(path))
 
 
 def _of_configuration(config: RunConfig, steps: int, device: str) -> Diagnosis:

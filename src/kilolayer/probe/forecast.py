@@ -129,7 +129,11 @@ def forecast(
                 where=name,
                 fix="give rates above 0 and whole numbers of steps",
             )
-    whole = config if isinstance(config, RunConfig) else started_config(configuration.load(as_path(config, "config")))
+    if isinstance(config, RunConfig):
+        whole = config
+    else:
+        path = as_path(config, "config")
+        whole = started_config(configuration.load(path), str(path))
     require_layers(whole)
     choose_device(whole.train.device)  # before any work
     if task is None:

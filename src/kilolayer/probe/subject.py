@@ -81,7 +81,7 @@ def starting_model(config: RunConfig, task: Task, device: torch.device) -> Any:
 
     config: as returned by `task.resolve`.
     """
-    train = replace(config.train, device=device.type, threads=0, shard="none", shard_unit=1)
+    train = replace(config.train.unsharded(), device=device.type, threads=0)
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         # No file in the folder is read or written: the trainer uses it only for checkpoints.
         trainer = Trainer(Run(Path(), replace(config, train=train)), task)

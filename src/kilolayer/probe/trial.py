@@ -48,7 +48,7 @@ class Trial:
         """config: as returned by `task.resolve`."""
         config = in_steps(config, task)
         train = config.train.in_steps(0)
-        self.config = replace(config, train=replace(train, precision=choose_precision(train), shard="none", shard_unit=1))
+        self.config = replace(config, train=replace(train.unsharded(), precision=choose_precision(train)))
         # No file in the folder is read or written: the trainer uses it only for checkpoints.
         self.trainer = Trainer(Run(Path(), self.config), task)
         self.trainer.begin(None)

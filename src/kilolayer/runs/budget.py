@@ -262,11 +262,13 @@ def _parts(model: nn.Module) -> dict[str, int]:
 def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> float:
     tokens = work.batch * work.length
     flops = 2.0 * work.scores * config.dim * (config.vocab_size or 0) if config.predicts else 0.0
+    if config.predicts and config.output_transform:
+        flops += 2.0 * work.scores * config.dim**2
     if config.head is not None:
         pooler = config.dim if config.head.pooler == "tanh" else 0
         flops = 2.0 * work.batch * config.dim * (pooler + config.head.outputs)
     if config.image is not None:
-        flops += 2.0 * tokens * config.dim * config.image.pixels
+        flops += 2.0 * work.batch * (work.length - config.image.first_patch) * config.dim * config.image.pixels
     # q k^T and its product with v: 4 x dim per query and key; a causal query sees half of the keys on average.
     attention = 4.0 * tokens * config.dim * work.length
     for stack in stacks:

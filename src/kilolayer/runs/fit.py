@@ -105,7 +105,7 @@ def _largest(cost: Budget, memory: int, cost_of: Callable[[int], Budget], recomp
         training = (cost if parts == 1 else cost_of(batch)).training
         needed = reserve(training.peak_recomputed if recompute else training.peak)
         if needed <= memory:
-            return Remedy(recompute, batch, parts, needed)
+            return Remedy(recompute, batch, -(-cost.work.batch // batch), needed)
         if batch == 1:
             return None
         parts *= 2

@@ -17,7 +17,7 @@ from kilolayer.files.writing import move, write
 from kilolayer.runs import checkpoint
 from kilolayer.runs.changes import Change, changes_between, check_changes, saved_config
 from kilolayer.runs.last_saved import all_deleted, last_saved
-from kilolayer.runs.run import Run, resolved
+from kilolayer.runs.run import Run, resolved, validations_since_best
 from kilolayer.tasks.config import RunConfig
 from kilolayer.terminal import say
 
@@ -66,7 +66,7 @@ def _apply_options(run: Run, over: Table | RunConfig) -> tuple[Run, Path | None]
             where=where,
             fix=f"set it to more than {step:,}",
         )
-    waited = _validations_since_best(state) >= config.train.patience > 0
+    waited = validations_since_best(state) >= config.train.patience > 0
     more = step < config.train.steps and not waited and gone is None
     if finished and typed and not more:
         raise _nothing_to_do(run, step, waited)
@@ -135,13 +135,6 @@ def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
         except InputError:
             continue
     return 0, {}
-
-
-def _validations_since_best(state: dict[str, Any]) -> int:
-    """The number of validations since the best one."""
-    best = state.get("best")
-    waited = best.get("waited") if isinstance(best, dict) else None
-    return waited if isinstance(waited, int) else 0
 
 
 def _nothing_to_do(run: Run, step: int, waited: bool) -> InputError:

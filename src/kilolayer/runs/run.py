@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -45,6 +45,7 @@ from kilolayer.tasks.registry import Registration
 from kilolayer.tasks.results import read_scores
 from kilolayer.tasks.task import Task, Vocabulary, digest_of
 from kilolayer.tasks.train_config import TrainConfig
+from kilolayer.terminal import say
 
 Precision = Literal["fp32", "bf16", "int8"]
 SHOWN_RUNS = 3
@@ -96,10 +97,8 @@ class Run:
         except OptionError as error:
             raise error.at(f"in {path}") from None
         if tasks and run.registration.name not in tasks:
-            title, usage = run.registration.title, run.registration.usage
-            raise InputError(
-                f"this run is {title}", where=str(folder), fix=f"use it like this: kilolayer {usage.format(folder)}"
-            )
+            fix = f"use it like this: kilolayer {run.config.usage.format(folder)}"
+            raise InputError(f"this run is {run.registration.title}", where=str(folder), fix=fix)
         return run
 
     @property
@@ -178,16 +177,51 @@ class Run:
         """Raise if weights, of which only the shapes are needed, belong to another model."""
         check_fit(build_model(self.config.model, device="meta", seed=0).state_dict(), weights, self.folder)
 
-    def score(self, task: Task, device: torch.device) -> None:
-        """Write the scores of the test set into the folder, along with the checkpoints that were scored."""
+    @property
+    def is_trained(self) -> bool:
+        """Whether training has ended as configured: all steps are taken, or patience has run out."""
+        saved = checkpoint.steps(self.checkpoints)
+        if not saved or checkpoint.step_of(saved[-1]) >= self.config.train.steps:
+            return bool(saved)
+        patience = self.config.train.patience
+        return patience > 0 and validations_since_best(checkpoint.load_state(saved[-1])) >= patience
+
+    def score(self, task: Task, device: torch.device, folder: Path | None = None) -> None:
+        """Write the scores of the test set into a folder, by default the run's, along with the checkpoints that were scored."""
         chosen = choose(self.checkpoints, self.config)
-        task.score(self.load_reader(device, chosen=chosen), self.folder, chosen.table())
+        task.score(self.load_reader(device, chosen=chosen), folder or self.folder, chosen.table())
+
+    @contextmanager
+    def scored(self, device: str | torch.device, task: Task | None = None) -> Iterator[Path]:
+        """The folder that holds the scores of the test set, which is scored now if it has not been yet.
+
+        It is a temporary one before training has ended, because a run with scores counts as finished.
+        """
+        if kind_of(self.folder / "scores.json") is not None:
+            yield self.folder
+            return
+        task = task or self.task(cache_folder())
+        device = choose_device(device, "device") if isinstance(device, str) else device
+        if self.is_trained:
+            self.score(task, device)
+            yield self.folder
+            return
+        say(f"{self.folder} is not finished: these scores are of the weights so far, and are not kept")
+        with tempfile.TemporaryDirectory() as folder:
+            self.score(task, device, Path(folder))
+            yield Path(folder)
 
     def scores(self, device: str | torch.device) -> dict[str, Any]:
         """The contents of scores.json; the test set is scored now if it has not been yet."""
-        if kind_of(self.folder / "scores.json") is None:
-            self.score(self.task(cache_folder()), choose_device(device, "device") if isinstance(device, str) else device)
-        return read_scores(self.folder)
+        with self.scored(device) as folder:
+            return read_scores(folder)
+
+
+def validations_since_best(state: Mapping[str, Any]) -> int:
+    """The number of validations since the best one, from the state of a checkpoint."""
+    best = state.get("best")
+    waited = best.get("waited") if isinstance(best, dict) else None
+    return waited if isinstance(waited, int) else 0
 
 
 def not_a_run(folder: Path) -> InputError:

@@ -71,9 +71,9 @@ def read_started(given: RawConfig, below: Table | None = None) -> tuple[RunConfi
     return given.build(RunConfig, {**taken, **(below or {})}), start
 
 
-def started_config(given: Table) -> RunConfig:
-    """The configuration of these tables, with the values of its start as defaults."""
-    return build(RunConfig, merge(find_start(given)[1], given))
+def started_config(given: Table, *sources: str) -> RunConfig:
+    """The configuration of these tables, with the values of its start as defaults. sources: what errors call the tables."""
+    return read_started(RawConfig(given, {}, sources))[0]
 
 
 def start_of(config: RunConfig) -> Origin | None:
@@ -107,5 +107,13 @@ def _other_vocabulary(given: object, below: object) -> bool:
     try:
         return build(TokenizerConfig, merge(below, given)) != build(TokenizerConfig, below)
     except KilolayerError:
-        # A value that is no vocabulary at all is refused when the whole configuration is read.
-        return "path" in below
+        return "path" in below or _is_vocabulary(given)
+
+
+def _is_vocabulary(table: Table) -> bool:
+    """Whether a table is right by itself; a value that is no vocabulary at all is refused when all tables are read."""
+    try:
+        build(TokenizerConfig, table)
+    except KilolayerError:
+        return False
+    return True

@@ -138,18 +138,19 @@ def as_texts(given: str | Iterable[str], kind: str) -> list[str]:
     """One text or several, as a list; raises if one is not a text. kind: what a text is called in errors."""
     texts = as_list(given, kind)
     for number, text in enumerate(texts, 1):
-        check_text(text, f"{kind} {number}")
+        checked_text(text, f"{kind} {number}")
     return texts
 
 
-def check_text(text: Any, where: str) -> None:
-    """Raise unless this is text that can be encoded as UTF-8."""
+def checked_text(text: Any, where: str) -> str:
+    """The text; raises unless it is one that can be encoded as UTF-8."""
     if not isinstance(text, str):
         raise InputError(f"this is {shown(text)}, not a text", where=where, fix="give str")
     try:
         text.encode()
     except UnicodeEncodeError:
         raise InputError(f"this text is not valid Unicode: {shown(text)}", where=where, fix="decode bytes as UTF-8") from None
+    return text
 
 
 def as_list(given: Any, kind: str) -> list[Any]:

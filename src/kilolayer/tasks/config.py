@@ -86,6 +86,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        self._check_paths()
         if self.train.freeze == "experts" and self.model.moe is None:
             raise OptionError('freeze = "experts" has no effect on a model without experts', where="train", fix="remove it")
         if self.train.freeze == "experts" and self.train.start_from is None:
@@ -101,6 +102,14 @@ class RunConfig:
         for wrong, what, where, fix in self.faults():
             if wrong:
                 raise OptionError(what, where=where, fix=fix)
+
+    def _check_paths(self) -> None:
+        """An empty path would be the working folder, with every file below it."""
+        for path in (*self.resume.files, "tokenizer.path"):
+            section, _, name = path.partition(".")
+            value = getattr(getattr(self, section, None), name, None)
+            if value == "" or (isinstance(value, list) and "" in value):
+                raise OptionError(f"{name} is empty", where=section, fix="name a file or a folder, or remove it")
 
     @property
     def own_model(self) -> TrainableConfig | None:
@@ -143,6 +152,11 @@ class RunConfig:
     def faults(self) -> Iterator[Fault]:
         """Yield the possible contradictions, and the options that may have no effect."""
         yield from ()
+
+    @property
+    def usage(self) -> str:
+        """How to use a run of it on the command line, with {} for its folder."""
+        return registry.get(self.task).usage
 
     def table(self) -> Table:
         """The tables as plain values."""

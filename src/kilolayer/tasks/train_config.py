@@ -203,6 +203,10 @@ class TrainConfig:
             if not CLASS_PATH.fullmatch(path):
                 raise OptionError(f"a tracker is {shown(path)}", fix="name its module and class: my_module:MyTracker")
 
+    def unsharded(self) -> Self:
+        """The configuration of one process that holds the whole model."""
+        return dataclasses.replace(self, shard="none", shard_unit=1, reshard_after_forward=True)
+
     def in_steps(self, epoch: float) -> Self:
         """The configuration with epochs and fractions converted to steps; epoch: the number of steps in one."""
         steps = self.steps if self.epochs is None else max(1, round(self.epochs * epoch))
@@ -291,10 +295,10 @@ class TrainConfig:
             # With epochs, the number of steps is known only when the run is created; it is checked again then.
             most = self.steps - self._warmup(self.steps) if self.epochs is None else 10**12
             if not 0 < self.decay_steps <= most:
-                raise OptionError(
-                    f"decay_steps is {self.decay_steps}",
-                    fix=f"warmup_stable_decay needs 1 to {most} (steps - warmup_steps)",
-                )
+                fix = f"warmup_stable_decay needs 1 to {most} (steps - warmup_steps)"
+                if most < 1:
+                    fix = f"the warm-up of {self._warmup(self.steps)} steps leaves none of {self.steps}: shorten it"
+                raise OptionError(f"decay_steps is {self.decay_steps}", fix=fix)
         elif self.decay_steps:
             raise self._unused_in_schedule("decay_steps")
         if self.schedule in ("inverse_sqrt", "constant") and self.min_lr:

@@ -72,11 +72,14 @@ def _scores_of(run: Run, options: argparse.Namespace) -> dict[str, Any]:
 def _scores(run: Run, stride: int, device: str) -> dict[str, Any]:
     """The scores with a stride other than the run's own."""
     from kilolayer.models.decoder import Decoder
+    from kilolayer.runs.chosen import choose
     from kilolayer.runs.run import cache_folder, choose_device
     from kilolayer.tasks.causal_lm.task import CausalLMTask
 
     task = run.task(cache_folder())
     assert isinstance(task, CausalLMTask)
-    model = run.load_reader(choose_device(device, "device"))
+    chosen = choose(run.checkpoints, run.config)
+    model = run.load_reader(choose_device(device, "device"), chosen=chosen)
     assert isinstance(model, Decoder)
-    return {"test": {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}}
+    scores = {key: dataclasses.asdict(score) for key, score in task.test_scores(model, stride).items()}
+    return {"test": scores, "weights": chosen.table()}

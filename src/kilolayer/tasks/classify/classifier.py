@@ -12,7 +12,7 @@ from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.errors import InputError
 from kilolayer.evaluate.predictions import predict, probabilities
 from kilolayer.models.encoder import Encoder
-from kilolayer.runs.trained_run import TrainedRun, as_list, batched, check_text
+from kilolayer.runs.trained_run import TrainedRun, as_list, batched, checked_text
 from kilolayer.tasks.classify.config import ClassifyConfig
 
 ROWS_AT_ONCE = 1024
@@ -61,7 +61,7 @@ class Classifier(TrainedRun):
         """The sentences of a row, checked to be as many as the run expects; where: the row's location, for errors."""
         sentences = row.split("\t") if isinstance(row, str) else list(row) if isinstance(row, Sequence) else [row]
         for sentence in sentences:
-            check_text(sentence, where)
+            checked_text(sentence, where)
         sentences = [sentence.strip() for sentence in sentences]
         if len(sentences) != self.sentences:
             wanted = "one sentence" if self.sentences == 1 else "two sentences, with a tab between them,"

@@ -20,6 +20,8 @@ from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRule
 from kilolayer.tasks.text_vocabulary import size_of
 from kilolayer.tasks.train_config import TrainConfig
 
+NO_VALIDATION = "patience has no effect without a validation set"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationTrainConfig(TrainConfig):
@@ -81,13 +83,18 @@ class TranslationConfig(RunConfig):
         unvalidated = self.data.folder is not None and self.data.valid is None and not self.data.valid_share
         yield (
             bool(self.train.patience) and unvalidated,
-            "patience has no effect without a validation set",
+            NO_VALIDATION,
             "train",
             "set data.valid or data.valid_share",
         )
         yield self.tokenizer.of_bytes, "a translator cannot use bytes as tokens", "tokenizer", 'set kind = "unigram" or "bpe"'
         for kind, name in (("byte_bpe", "byte-level BPE"), ("wordpiece", "WordPiece")):
             yield self.tokenizer.kind == kind, f"a translator cannot use {name}", "tokenizer", 'set kind = "unigram" or "bpe"'
+
+    @property
+    def usage(self) -> str:
+        several = len(self.data.directions) > 1
+        return super().usage.replace("{}", f"{{}} --direction {self.data.directions[0]}") if several else super().usage
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         length = length or 64

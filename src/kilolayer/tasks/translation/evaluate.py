@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kilolayer.cli.configuration import Flags, int_between
 from kilolayer.cli.output import show_json, show_line, show_scores, show_table
 from kilolayer.errors import InputError, OptionError
-from kilolayer.files.paths import kind_of, resolve
+from kilolayer.files.paths import resolve
 from kilolayer.tasks.results import tables_of_tests
 
 if TYPE_CHECKING:
@@ -138,17 +138,18 @@ def _score_own_test_set(run: Run, options: argparse.Namespace) -> System:
     from kilolayer.data.text import read_lines
     from kilolayer.runs.run import cache_folder, choose_device
     from kilolayer.tasks.results import read_scores
-    from kilolayer.tasks.translation.scores import hypotheses_path
+    from kilolayer.tasks.translation.scores import check_same_test, hypotheses_path
 
     task = run.task(cache_folder())
     references = _references(task, run, options)
     if not references:
         fix = "name a text: --test, or --source and --reference"
         raise InputError("the run has no test set", where=str(run.folder), fix=fix)
-    if kind_of(run.folder / "scores.json") is None:
-        run.score(task, choose_device(options.device, "device"))
-    parts = {part: Translated(lines, [*read_lines(hypotheses_path(run.folder, part))]) for part, lines in references.items()}
-    return System(parts, read_scores(run.folder))
+    with run.scored(choose_device(options.device, "device"), task) as folder:
+        scores = read_scores(folder)
+        check_same_test(scores, task.held_out(), run.folder)
+        hypotheses = {part: [*read_lines(hypotheses_path(folder, part))] for part in references}
+    return System({part: Translated(lines, hypotheses[part]) for part, lines in references.items()}, scores)
 
 
 def _score_other_text(run: Run, tests: list[ParallelText], options: argparse.Namespace) -> System:

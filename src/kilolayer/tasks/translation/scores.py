@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from kilolayer.data.corpora import ScoredPart
+from kilolayer.data.held_out import HeldOut
 from kilolayer.data.parallel import ParallelText
+from kilolayer.errors import InputError
 from kilolayer.evaluate.buckets import accuracy_by_frequency, bleu_by_length, word_frequencies
 from kilolayer.evaluate.scores import Score, Unavailable, pivot_averages, score_all
 from kilolayer.files.writing import write
@@ -35,11 +37,16 @@ class TestResult:
 
 
 def write_translations(
-    folder: Path, results: list[TestResult], train: Sequence[ParallelText], weights: Mapping[str, Any] | None = None
+    folder: Path,
+    results: list[TestResult],
+    train: Sequence[ParallelText],
+    held_out: HeldOut,
+    weights: Mapping[str, Any] | None = None,
 ) -> None:
     """Write scores.json, samples.json and the hypotheses into the run folder, for the report and for comparisons.
 
-    train: the training text, whose words are counted for the error analysis. weights: which checkpoints translated.
+    train: the training text, whose words are counted for the error analysis. held_out: the text that was translated, which is
+    recorded. weights: which checkpoints translated.
     """
     for result in results:
         write(hypotheses_path(folder, result.part), "".join(f"{line}\n" for line in result.hypotheses))
@@ -50,7 +57,16 @@ def write_translations(
             : max(1, SAMPLES // len(results))
         ]
     ]
-    write_results(folder, samples, scores_of(results, train), weights)
+    write_results(folder, samples, {**scores_of(results, train), "held_out": {"test": held_out.test}}, weights)
+
+
+def check_same_test(scores: Mapping[str, Any], now: HeldOut, folder: Path) -> None:
+    """Raise if scores.json is known to be of another test set than the one that is there now."""
+    match scores.get("held_out"):
+        case {"test": str(before)} if before != now.test:
+            what = "the test set has changed since the run translated it"
+            fix = "restore its files; or delete scores.json, and evaluate the run again"
+            raise InputError(what, where=str(folder), fix=fix)
 
 
 def scores_of(results: list[TestResult], train: Sequence[ParallelText]) -> dict[str, Any]:

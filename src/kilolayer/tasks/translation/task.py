@@ -34,10 +34,11 @@ from kilolayer.models.encoder_decoder import EncoderDecoder
 from kilolayer.runtime.recorder import Recorder, WorkItem
 from kilolayer.runtime.runtime import runtime_of
 from kilolayer.tasks.other_text import OtherText
+from kilolayer.tasks.results import read_scores
 from kilolayer.tasks.task import Answers, Loss, Task
 from kilolayer.tasks.token_loss import loss_of_tokens
-from kilolayer.tasks.translation.config import TranslationConfig
-from kilolayer.tasks.translation.scores import TestResult, hypotheses_path, scores_of, write_translations
+from kilolayer.tasks.translation.config import NO_VALIDATION, TranslationConfig
+from kilolayer.tasks.translation.scores import TestResult, check_same_test, hypotheses_path, scores_of, write_translations
 
 GAINS = 8
 """The maximum number of validation sets on which the use of the source is measured: one more forward pass for each."""
@@ -92,6 +93,8 @@ class TranslationTask(Task[TranslationConfig]):
     def prepare(cls, config: TranslationConfig, cache: Path, vocabulary: Tokenizers | None = None) -> TranslationTask:
         config = replace(config, data=_absolute(config.data))
         corpora = find_corpora(config.data, cache)
+        if config.train.patience and not corpora.valid:
+            raise OptionError(NO_VALIDATION, where="train", fix="list a corpus under [[valid]] in the manifest")
         held_out = corpora.read_held_out()
         return cls(corpora, vocabulary or tokenizers_for(corpora, config.tokenizer, cache), cache, config, held_out)
 
@@ -107,6 +110,7 @@ class TranslationTask(Task[TranslationConfig]):
         kept = {part: hypotheses_path(folder, part) for part in tested}
         if not tested or any(kind_of(path) != "file" for path in kept.values()):
             return None
+        check_same_test(read_scores(folder), corpora.read_held_out(), folder)
         references = [target for pairs in tested.values() for _, target in pairs]
         hypotheses = [line for path in kept.values() for line in read_lines(path)]
         return Answers(references, hypotheses) if len(references) == len(hypotheses) else None
@@ -205,7 +209,7 @@ class TranslationTask(Task[TranslationConfig]):
 
     def score(self, model: EncoderDecoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
         """Translate the test set; write translations, scores and samples into a run folder."""
-        write_translations(folder, self.results(model), self.corpora.train, weights)
+        write_translations(folder, self.results(model), self.corpora.train, self._held_out, weights)
 
     def results(self, model: EncoderDecoder) -> list[TestResult]:
         """Translate and score the test set, part by part."""

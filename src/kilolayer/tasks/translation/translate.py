@@ -84,12 +84,13 @@ class Input:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines, split only at line feeds; bytes that are not UTF-8 become U+FFFD, and their lines are counted."""
-        from kilolayer.data.text import byte_lines
+        from kilolayer.data.text import BOM, byte_lines
 
-        for line in byte_lines(self.stream, "standard input"):
+        for number, line in enumerate(byte_lines(self.stream, "standard input"), 1):
             if self.live.due:
                 self.live.show(self.state())
             self.waiting.append(len(line))
+            line = line.removeprefix(BOM) if number == 1 else line
             line = line.removesuffix(b"\n").removesuffix(b"\r")
             try:
                 yield line.decode("utf-8")

@@ -13,7 +13,7 @@ from kilolayer.errors import OptionError, unknown
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.translate import Translation, translate_lines
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts
+from kilolayer.runs.trained_run import TrainedRun, as_texts, checked_text
 from kilolayer.tasks.translation.config import TranslationConfig
 from kilolayer.tasks.translation.task import SidedTokenizer
 
@@ -52,6 +52,7 @@ class Translator(TrainedRun):
     ) -> Iterator[Translation]:
         """Yield the hypotheses of each line with their scores; lines are read a window ahead. A single text is one line."""
         search, lines = search or self.search(), [lines] if isinstance(lines, str) else lines
+        lines = (checked_text(line, f"line {number}") for number, line in enumerate(lines, 1))
         prefix = self._tag(direction)
         model = self.reader
         assert isinstance(model, EncoderDecoder)
