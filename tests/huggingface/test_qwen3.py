@@ -116,7 +116,8 @@ def test_a_decoder_of_ours_is_written_as_qwen3(options: dict[str, Any], tmp_path
 
 
 @pytest.mark.slow
-def test_a_trained_run_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tokenizer", [{"kind": "byte_bpe", "vocab_size": 290}, {"kind": "bytes"}], ids=["byte_bpe", "bytes"])
+def test_a_trained_run_is_exported_with_its_tokenizer(tokenizer: dict[str, Any], tmp_path: Path) -> None:
     text = "".join(f"The number {count} is followed by {count + 1}.\n" for count in range(200))
     (tmp_path / "text.txt").write_text(text)
     run: Any = kl.train(
@@ -124,7 +125,7 @@ def test_a_trained_run_is_exported_with_its_tokenizer(tmp_path: Path) -> None:
         run=tmp_path / "run",
         model={name: value for name, value in OURS.items() if name not in ("vocab_size", "pad_id")}
         | {"kv_heads": 2, "recipe": {"name": "pre_ln", "bias": False}},
-        tokenizer={"kind": "byte_bpe", "vocab_size": 290},
+        tokenizer=tokenizer,
         batches={"tokens": 128},
         train={"steps": 3, "warmup_steps": 1, "device": "cpu", "threads": 1},
     )

@@ -229,7 +229,7 @@ def test_calibrated_over_both_modalities() -> None:
 def test_optimizers_know_the_weights_of_both() -> None:
     model = build(dtype=torch.float32)
     matrices = hidden_matrices(model)
-    assert sum(len(rows) for rows in matrices.values()) == 2 * 2 * (3 + 1 + 1 + 1)
+    assert sum(len(each.rows) for each in matrices.values()) == 2 * 2 * (3 + 1 + 1 + 1)
     groups = kl.parameter_groups(model, lr=1.0, weight_decay=0.1, layer_decay=0.5)
     of_weight = {id(weight): group for group in groups for weight in group["params"]}
     for name, weight in model.named_parameters():

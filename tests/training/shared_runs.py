@@ -26,6 +26,7 @@ from kilolayer.parallel.processes import Processes
 from kilolayer.runs.run import Run
 from kilolayer.runtime.recorder import Recorder
 from kilolayer.speed.fast import compile_layers, fast_form
+from kilolayer.speed.runtime import FastRuntime
 from kilolayer.training.loop import train
 from kilolayer.training.step import Stepper
 from kilolayer.training.trainer import Trainer
@@ -153,16 +154,16 @@ def check_turns(group: dist.ProcessGroup, folder: Path, failing: int | None) -> 
 def train_compiled(group: dist.ProcessGroup, folder: Path, cache: str, kinds: int) -> None:
     """Train with layers compiled as on a GPU; one function for each kind of layer must be enough."""
 
-    def form(model: Any, device: torch.device, say: Any, *, eager: bool, recompute: Any) -> Any:
+    def form(self: Any, model: Any, device: torch.device, say: Any, *, eager: bool, recompute: Any) -> Any:
         fast = fast_form(model, recompute)
         compile_layers(fast, "aot_eager")
-        return fast, Recorder(device)
+        return self.bind(fast), Recorder(device)
 
     warnings.simplefilter("ignore")  # the compiler's own, for its developers
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
-    with patch("kilolayer.speed.runtime.training_form", form):
+    with patch.object(FastRuntime, "training_form", form):
         train_or_resume(group, folder, cache)
     # Experts that get no row or a single one are compiled once more.
     assert kinds <= counters["stats"]["unique_graphs"] <= kinds + 4 * (Run.open(folder).config.model.moe is not None)

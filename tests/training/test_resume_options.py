@@ -243,7 +243,7 @@ def test_a_finished_run_without_checkpoints_has_nothing_to_offer(run: Path, caps
     with old_run(run) as opened:
         assert data_of(opened, Processes()) is None
     said = capsys.readouterr().err
-    assert "nothing to do: the checkpoints of this run have been deleted; the last one was of step 4" in said
+    assert "is finished, and cannot go on: the checkpoints of this run have been deleted; the last one was of step 4" in said
     assert "weights" not in said
 
     def make_longer() -> None:

@@ -11,6 +11,7 @@ write to the same path can tell which drafts are abandoned, and removes them.
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from kilolayer import hints
 from kilolayer.errors import WriteError, file_fault
@@ -198,3 +200,16 @@ def unwritable(path: Path | str, error: OSError | ValueError) -> WriteError:
     """The error for a file that cannot be written."""
     reason, fix = file_fault(error)
     return WriteError(f"the file cannot be written: {reason}", where=str(path), fix=fix)
+
+
+def json_value(value: Any) -> Any:
+    """The value as JSON can hold it: in place of numbers that are not finite, None."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case dict():
+            return {str(key): json_value(each) for key, each in value.items()}
+        case list() | tuple():
+            return [json_value(each) for each in value]
+        case _:
+            return value

@@ -120,7 +120,7 @@ def _with_mask(table: dict[str, Any], vocabulary: TextVocabulary) -> dict[str, A
 
 def _of_bytes() -> dict[str, Any]:
     letters = sorted(BYTE_OF, key=BYTE_OF.__getitem__)
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     vocab = {piece: token for token, piece in enumerate([*SPECIAL, *letters])}
     return _table(SPECIAL, {"type": "BPE", "vocab": vocab, "merges": []}, pre_tokenizer=level, decoder=level)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from kilolayer.display import Displayed
 from kilolayer.evaluate.stack_label import DeadStack, first_layers
+from kilolayer.files.writing import json_value
 from kilolayer.layers.embedding import VocabularyProjection
 from kilolayer.models.model import Model
 from kilolayer.probe.accumulated import Change
@@ -76,7 +77,7 @@ class Measurements:
 
     def table(self) -> dict[str, Any]:
         """The measurements as JSON values; numbers that are not finite become None."""
-        return _plain(asdict(self))
+        return json_value(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Diagnosis(Displayed):
 
     def table(self) -> dict[str, Any]:
         """The diagnosis as JSON values."""
-        findings = _plain([asdict(finding) for finding in self.findings])
+        findings = json_value([asdict(finding) for finding in self.findings])
         said = {"healthy": self.healthy, "verdict": self.verdict(), "options": self.options(), "findings": findings}
         return {**said, "measured": self.measured.table()}
 
@@ -184,15 +185,3 @@ def _healthy_summary(measured: Measurements) -> str:
 def first_share(norms: tuple[float, ...]) -> float:
     """The mean gradient norm of a stack's first tenth of layers over that of its largest layer; NaN without a gradient."""
     return first_layers(norms) / max(norms) if max(norms) else math.nan
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {str(key): _plain(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_plain(each) for each in value]
-        case _:
-            return value

@@ -18,7 +18,7 @@ from kilolayer import hints, recipes
 from kilolayer.errors import InputError, shown
 from kilolayer.layers.modules import in_mode
 from kilolayer.models.adapt.adapt import adapt
-from kilolayer.models.adapt.additions import Additions
+from kilolayer.models.adapt.applied import is_adapted
 from kilolayer.models.adapt.layouts import layout_of
 from kilolayer.probe.diagnosis import Diagnosis, Measurements, Settings, in_full_precision
 from kilolayer.probe.gradients import gradients_by_layer
@@ -113,12 +113,8 @@ def _title(model: nn.Module, stacks: Layers) -> str:
     depths = ", ".join(
         f"{counted(len(layers), 'layer')}{f' in its {side}' * (side != 'model')}" for side, layers in stacks.items()
     )
-    recipe = " with a recipe" if _is_adapted(model) else ""
+    recipe = " with a recipe" if is_adapted(model) else ""
     return f"{type(model).__name__}{recipe}, {depths}"
-
-
-def _is_adapted(model: nn.Module) -> bool:
-    return any(isinstance(module, Additions) for module in model.modules())
 
 
 def _states(model: nn.Module, loss: Callable[[Any], Tensor]) -> tuple[ByLayer, ByKind]:

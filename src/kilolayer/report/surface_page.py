@@ -13,7 +13,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from kilolayer.files.writing import make_folder, write
+from kilolayer.files.writing import json_value, make_folder, write
 from kilolayer.report.contour import contour_figure
 from kilolayer.report.facts import Fact
 from kilolayer.report.figure import Series, as_file, to_png, to_svg
@@ -82,11 +82,11 @@ def as_json(view: SurfaceView) -> dict[str, Any]:
     return {
         "name": view.name,
         "kind": view.title,
-        **{name: _plain(value) for name, value in view.values.items()},
+        **{name: json_value(value) for name, value in view.values.items()},
         "unit": view.unit,
         "x": view.x.tolist(),
         "y": view.y.tolist(),
-        "loss": [[_plain(value) for value in row] for row in view.loss.tolist()],
+        "loss": json_value(view.loss.tolist()),
         **path,
     }
 
@@ -168,7 +168,3 @@ def _path_table(view: SurfaceView) -> Table | None:
         for step, (across, up) in zip(view.steps, view.path, strict=True)
     ]
     return Table(["step", "horizontal", "vertical"], rows)
-
-
-def _plain(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

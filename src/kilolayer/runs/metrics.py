@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from kilolayer.files.writing import append, write
+from kilolayer.files.writing import append, json_value, write
 from kilolayer.report.metric_rows import read_rows
 from kilolayer.runs.trackers import Tracker
 
@@ -37,7 +36,7 @@ class Metrics:
 
     def write(self, kind: Kind, step: int, **values: Any) -> None:
         """Write one row; numbers that are not finite are written as null."""
-        row = {"kind": kind, "step": step, **_finite(values)}
+        row = {"kind": kind, "step": step, **json_value(values)}
         append(self.path, json.dumps(row) + "\n")
         for tracker in self.trackers:
             tracker.log(row)
@@ -56,15 +55,3 @@ class NullMetrics(Metrics):
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The rows of a run so far; broken or incomplete lines are left out."""
     return read_rows(folder / "metrics.jsonl").rows
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case float():
-            return value if math.isfinite(value) else None
-        case dict():
-            return {key: _finite(each) for key, each in value.items()}
-        case list() | tuple():
-            return [_finite(each) for each in value]
-        case _:
-            return value

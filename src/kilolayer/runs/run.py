@@ -37,6 +37,7 @@ from kilolayer.report.metric_rows import read_rows
 from kilolayer.runs import checkpoint
 from kilolayer.runs.chosen import Chosen, choose, load_chosen
 from kilolayer.runs.chosen_runtime import choose_runtime
+from kilolayer.runs.last_saved import last_saved
 from kilolayer.runs.saved_state import fitted
 from kilolayer.runtime.runtime import Runtime
 from kilolayer.tasks import registry
@@ -180,11 +181,10 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Whether training has ended as configured: all steps are taken, or patience has run out."""
-        saved = checkpoint.steps(self.checkpoints)
-        if not saved or checkpoint.step_of(saved[-1]) >= self.config.train.steps:
-            return bool(saved)
-        patience = self.config.train.patience
-        return patience > 0 and validations_since_best(checkpoint.load_state(saved[-1])) >= patience
+        saved, train = checkpoint.steps(self.checkpoints), self.config.train
+        taken = max([last_saved(self.checkpoints) or 0, *map(checkpoint.step_of, saved)])
+        waited = validations_since_best(checkpoint.load_state(saved[-1])) if saved and train.patience else 0
+        return taken >= train.steps or waited >= train.patience > 0
 
     def score(self, task: Task, device: torch.device, folder: Path | None = None) -> None:
         """Write the scores of the test set into a folder, by default the run's, along with the checkpoints that were scored."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from kilolayer import hints
 from kilolayer.config import Table
 from kilolayer.data.corpora import DataConfig
 from kilolayer.data.grammar import write_corpus
@@ -93,8 +94,8 @@ class TranslationConfig(RunConfig):
 
     @property
     def usage(self) -> str:
-        several = len(self.data.directions) > 1
-        return super().usage.replace("{}", f"{{}} --direction {self.data.directions[0]}") if several else super().usage
+        direction = f" {hints.argument('direction', self.data.directions[0])}" if len(self.data.directions) > 1 else ""
+        return super().usage.replace("{}", f"{{}}{direction}")
 
     def usual_batch(self, length: int | None) -> UsualBatch:
         length = length or 64
