@@ -234,3 +234,9 @@ def test_a_configuration_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
     path = tmp_path / "windows.toml"
     path.write_bytes(b'\xef\xbb\xbftask = "causal_lm"\n')
     assert load(path) == {"task": "causal_lm"}
+
+
+def test_a_flag_without_a_value_tells_how_to_write_one_that_looks_like_a_flag() -> None:
+    what, _, fix = refused("generate", "run", "--prompt", "--Yes. I")
+    assert "argument --prompt: expected one argument" in what
+    assert fix.strip() == "give a value after --prompt; one that begins with - is written --prompt=VALUE"

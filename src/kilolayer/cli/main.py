@@ -56,6 +56,9 @@ class Parser(argparse.ArgumentParser):
             message = f"{self.prog} does not take the argument {shown(word)}"
             if self.get_default("reads_lines"):
                 fix = f"it reads lines from standard input: {self.prog} RUN < {word}"
+        elif message.endswith("expected one argument"):
+            flag = message.removeprefix("argument ").partition(":")[0]
+            fix = f"give a value after {flag}; one that begins with - is written {flag}=VALUE"
         raise OptionError(message[:LONGEST_MESSAGE], where="on the command line", fix=fix)
 
 
