@@ -156,3 +156,12 @@ def test_the_use_of_a_translator_of_several_directions_names_one() -> None:
 def test_one_process_without_shards_keeps_no_option_of_shards() -> None:
     train = TrainConfig(shard="full", shard_unit=3, reshard_after_forward=False)
     assert train.unsharded() == TrainConfig()
+
+
+@pytest.mark.parametrize("task", ["masked_image", "classify_image", "segment"])
+def test_the_defaults_of_drawn_images_are_the_same_after_a_depth_was_given(task: str) -> None:
+    before = build(RunConfig, {"task": task})
+    deep = build(RunConfig, {"task": task, "model": {"encoder_layers": 7}})
+    assert deep.model.depths.encoder == 7
+    assert build(RunConfig, {"task": task}) == before
+    assert build(RunConfig, {"task": task, "model": {"encoder_layers": 7}}) == deep

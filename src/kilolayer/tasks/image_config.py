@@ -93,7 +93,7 @@ def drawn_defaults(table: Mapping[str, Any], epochs: int, more: Table) -> Table:
     """The defaults for drawn shapes, which are small; more: those of a task."""
     found = merge(merge(DRAWN, more), {"train": {} if "steps" in part_of(table, "train") else {"epochs": epochs}})
     if "encoder_layers" in part_of(table, "model"):
-        del found["model"]["layers"]
+        found["model"] = {name: value for name, value in found["model"].items() if name != "layers"}
     return found
 
 
