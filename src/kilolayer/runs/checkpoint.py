@@ -366,6 +366,17 @@ def load_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def newest_state(folder: Path) -> tuple[int, dict[str, Any]]:
+    """The step and the state of the newest checkpoint, from its state.json alone; 0 and an empty state if there is none.
+
+    Its files are hashed when it is loaded; if it is damaged, the one before it is used.
+    """
+    for path in reversed(steps(folder)):
+        with suppress(InputError):
+            return step_of(path), load_state(path)
+    return 0, {}
+
+
 def is_scheduled(path: Path) -> bool:
     """Whether a complete checkpoint is on the run's schedule, and not an extra one that a stopped run left."""
     return load_state(path).get("scheduled") is not False

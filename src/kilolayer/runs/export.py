@@ -18,7 +18,6 @@ from kilolayer.huggingface.plain_class import huggingface_files
 from kilolayer.huggingface.remote_class import architecture_of
 from kilolayer.huggingface.source import Source
 from kilolayer.models.fold import AnyModel
-from kilolayer.runs import checkpoint
 from kilolayer.runs.chosen import choose
 from kilolayer.runs.run import Run
 from kilolayer.tasks.results import read_scores
@@ -108,14 +107,13 @@ def _source_of(run: str | Path | Any) -> Source:
     assert isinstance(model, AnyModel)
     steps = ", ".join(map(str, chosen.steps))
     scores = read_scores(opened.folder) if kind_of(opened.folder / "scores.json") is not None else {}
-    newest = checkpoint.step_of(checkpoint.steps(opened.checkpoints)[-1])
     return Source(
         opened.folder,
         opened.config,
         opened.registration,
         model,
         weights=f"step {steps}" if len(chosen.steps) == 1 else f"the mean of steps {steps}",
-        finished=bool(scores) or newest >= opened.config.train.steps,  # a run may end before its last step, and is then scored
+        finished=bool(scores) or opened.is_trained,
         scores=scores,
         task=opened.registration.load_export()(opened.folder, opened.config),
     )

@@ -50,7 +50,8 @@ def _apply_options(run: Run, over: Table | RunConfig) -> tuple[Run, Path | None]
     """
     aside: Path | None = None
     folder, config = run.folder, over if isinstance(over, RunConfig) else _overridden_config(run, over)
-    step, state = _newest(run.checkpoints)
+    checkpoint.recover(run.checkpoints)
+    step, state = checkpoint.newest_state(run.checkpoints)
     begun = saved_config(state) or run.config
     typed = changes_between(run.config, config)
     check_changes(typed, GIVEN, str(folder))
@@ -121,20 +122,6 @@ def _option_value(table: Table, path: str) -> Any:
     section, _, name = path.partition(".")
     inner = table.get(section)
     return inner.get(name) if isinstance(inner, dict) else None
-
-
-def _newest(checkpoints: Path) -> tuple[int, dict[str, Any]]:
-    """The step and the state of the newest checkpoint, from its state.json alone; 0 and an empty state if there is none.
-
-    Its files are hashed when it is loaded; if it is damaged, the one before it is used.
-    """
-    checkpoint.recover(checkpoints)
-    for path in reversed(checkpoint.steps(checkpoints)):
-        try:
-            return checkpoint.step_of(path), checkpoint.load_state(path)
-        except InputError:
-            continue
-    return 0, {}
 
 
 def _nothing_to_do(run: Run, step: int, waited: bool) -> InputError:

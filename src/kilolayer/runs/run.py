@@ -181,10 +181,9 @@ class Run:
     @property
     def is_trained(self) -> bool:
         """Whether training has ended as configured: all steps are taken, or patience has run out."""
-        saved, train = checkpoint.steps(self.checkpoints), self.config.train
-        taken = max([last_saved(self.checkpoints) or 0, *map(checkpoint.step_of, saved)])
-        waited = validations_since_best(checkpoint.load_state(saved[-1])) if saved and train.patience else 0
-        return taken >= train.steps or waited >= train.patience > 0
+        train, (step, state) = self.config.train, checkpoint.newest_state(self.checkpoints)
+        taken = max(step, last_saved(self.checkpoints) or 0)
+        return taken >= train.steps or validations_since_best(state) >= train.patience > 0
 
     def score(self, task: Task, device: torch.device, folder: Path | None = None) -> None:
         """Write the scores of the test set into a folder, by default the run's, along with the checkpoints that were scored."""
