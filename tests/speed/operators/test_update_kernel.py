@@ -12,6 +12,7 @@ from torch import nn
 
 import kilolayer as kl
 from kilolayer.optimizers import weight_factors
+from kilolayer.optimizers.hidden_matrices import HiddenMatrix
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.optimizers.rules import muon
 from kilolayer.optimizers.rules.muon import Orthogonal
@@ -117,7 +118,7 @@ def test_the_kernel_of_matrices_does_what_the_rule_does(
 @pytest.mark.gpu
 def test_orthogonal_matrices_of_the_kernel_are_those_of_the_rule() -> None:
     weights = [nn.Linear(96, 96, bias=False).to("cuda") for _ in range(2)]
-    rule = Orthogonal(0.9, True, 5, "original", (32, 64), 0.0)
+    rule = Orthogonal(0.9, True, 5, "original", HiddenMatrix((32, 64)), 0.0)
     stacked = torch.stack([each.weight.detach() for each in weights])
     found, expected = rule.directions(stacked.bfloat16()), rule.directions(stacked.double().cpu())
     assert (found.double().cpu() - expected).norm() < 0.05 * expected.norm()
