@@ -38,6 +38,7 @@ JOBS: dict[str, tuple[str, Table]] = {
     "scratch 12L": ("cifar10-12l", {}),
     "scratch 100L": ("cifar10-12l", {"model": {"layers": 100}}),
     "scratch 100L, layers recomputed": ("cifar10-12l", {"model": {"layers": 100}, "train": {"recompute": "layer"}}),
+    "scratch 24L, layers recomputed": ("cifar10-12l", {"model": {"layers": 24}, "train": {"recompute": "layer"}}),
     "MAE 12L": ("cifar10-masked-12l", {}),
     "masked blocks 12L": ("beit-base-12l", {"images": {"rows": 128}}),
     "segmentation 12L": ("camvid-12l", {}),

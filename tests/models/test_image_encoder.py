@@ -130,7 +130,7 @@ def test_visible_patches_are_read_in_their_places_and_alone(positions: str, clas
     # A mask on attention that hides the other patches gives the same states.
     seen = torch.zeros(2, PATCHES, dtype=torch.bool).scatter(1, visible, value=True)
     seen = F.pad(seen, (int(class_token), 0), value=True)
-    inputs = model._placed(model._embed(images, None)[0], (2, 3), None)
+    inputs = model._embed(images, (2, 3), None, None)
     x, context = model.encoder.prepare_inputs(inputs, None, None)
     bias = torch.zeros(2, 1, 1, seen.shape[1], dtype=torch.float64).masked_fill(~seen[:, None, None], float("-inf"))
     hidden = model.encoder.run(x, context.__class__(context.mask.__class__(values=bias), context.rotation)).states
@@ -317,7 +317,7 @@ def test_the_fast_form_runs_its_stack(options: dict[str, Any]) -> None:
     assert type(form.encoder) is FastStack
     assert type(form.vocabulary) is FastVocabularyProjection
     images, masked = pictures(dtype=torch.float32), torch.tensor([[True, False, False, True, False, False]] * 2)
-    _, context = form.encoder.prepare_inputs(form._placed(form._embed(images, masked)[0], (2, 3), None), None, None)
+    _, context = form.encoder.prepare_inputs(form._embed(images, (2, 3), masked, None), None, None)
     assert isinstance(context, FastContext)
     assert torch.equal(form(images, masked=masked).logits, model(images, masked=masked).logits)
     found = form(images, hidden_states=True).hidden_states

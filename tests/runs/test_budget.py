@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import kilolayer as kl
+from kilolayer.models.image_input import ImageDecoder
 from kilolayer.runs.budget import Work, budget
 from kilolayer.runtime.runtime import PLAIN
 from kilolayer.speed.fast import fast_form
@@ -61,8 +63,8 @@ def test_flops_are_what_torch_counts(shape: str, options: dict[str, object]) -> 
     assert budget(config, WORK).forward_flops_per_token * tokens == pytest.approx(counted)
 
 
-def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
-    """The bytes that autograd holds after a forward, weights aside."""
+def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32", *inputs: torch.Tensor, **options: torch.Tensor) -> int:
+    """The bytes that autograd holds after a forward, weights aside. inputs: by default, tokens for source and target."""
     model = kl.build_model(config)
     if precision == "bf16":
         model.cast_weights(torch.bfloat16)
@@ -73,9 +75,9 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
         return tensor
 
     model = fast_form(model)
-    source, target = torch.randint(1, 40, (2, WORK.batch, WORK.length))
+    inputs = inputs or tuple(torch.randint(1, 40, (2, WORK.batch, WORK.length)))[: 1 + isinstance(model, kl.EncoderDecoder)]
     with kernels.assumed("cpu"), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        out = model(source, target) if isinstance(model, kl.EncoderDecoder) else model(source)
+        out = model(*inputs, **options)
     assert out.logits is not None
     owned = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in owned)
@@ -86,21 +88,23 @@ def kept_for_backward(config: kl.ModelConfig, precision: str = "fp32") -> int:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_layers_activations_are_what_autograd_keeps(shape: str, recipe: str) -> None:
     # Without padding: SDPA on the CPU keeps a copy of a mask for each layer.
-    shallow, deep = (small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8))
-    real = kept_for_backward(deep) - kept_for_backward(shallow)
-    planned = budget(deep, WORK).training.activations - budget(shallow, WORK).training.activations
-    assert planned == pytest.approx(real, rel=0.01)
+    depths = [small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8)]
+    real = [kept_for_backward(config) for config in depths]
+    planned = [budget(config, WORK).training.activations for config in depths]
+    assert planned[1] - planned[0] == pytest.approx(real[1] - real[0], rel=0.01)
+    assert planned[1] == pytest.approx(real[1], rel=0.02)
 
 
 @pytest.mark.matrix(6)
 @pytest.mark.parametrize("recipe", ["deepnorm", "admin", "sub_ln", "normformer", "pre_ln", "dlcl"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_in_bf16_the_residual_is_precise_and_kernels_keep_what_they_keep(shape: str, recipe: str) -> None:
-    shallow, deep = (small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8))
-    real = kept_for_backward(deep, "bf16") - kept_for_backward(shallow, "bf16")
+    depths = [small(shape, recipe, layers=layers, pad_id=None) for layers in (4, 8)]
+    real = [kept_for_backward(config, "bf16") for config in depths]
     work = Work(WORK.batch, WORK.length, WORK.beam, "bf16")
-    planned = budget(deep, work).training.activations - budget(shallow, work).training.activations
-    assert planned == pytest.approx(real, rel=0.02)
+    planned = [budget(config, work).training.activations for config in depths]
+    assert planned[1] - planned[0] == pytest.approx(real[1] - real[0], rel=0.02)
+    assert planned[1] == pytest.approx(real[1], rel=0.03)
 
 
 SPARSE = [
@@ -180,7 +184,8 @@ def test_recomputation_keeps_the_inputs_of_the_layers_and_one_layer() -> None:
     state = WORK.batch * WORK.length * 32 * 4
     assert deep.activations_recomputed - shallow.activations_recomputed == 10 * state
     assert deep.activations_recomputed < deep.activations
-    assert deep.peak_recomputed <= deep.peak == deep.weights + deep.optimizer + deep.activations + deep.logits
+    assert deep.layer > deep.logits
+    assert deep.peak_recomputed <= deep.peak == deep.weights + deep.optimizer + deep.activations + deep.layer
 
 
 def test_recomputation_keeps_what_attention_has_drawn_random_numbers_for() -> None:
@@ -266,3 +271,26 @@ def test_flops_of_an_image_encoder_are_what_torch_counts(class_token: bool) -> N
     attention = 4 * work.batch * work.length**2 * config.dim * 2
     counted = counter.get_total_flops() + attention
     assert budget(config, work).forward_flops_per_token * work.batch * work.length == pytest.approx(counted)
+
+
+IMAGE = kl.ImageInput(size=16, patch=4, class_token=True)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["classes", "some patches", "decoder"])
+def test_an_image_encoder_keeps_what_is_planned(kind: str, precision: Any) -> None:
+    options = {"vocab_size": None, "head": kl.Head(outputs=5)} if kind == "classes" else {"vocab_size": 48}
+    decoder = ImageDecoder(dim=16, heads=2, layers=2) if kind == "decoder" else None
+    image = replace(IMAGE, decoder=decoder, mask_token=kind == "some patches")
+    config = small("encoder", image=image, pad_id=None, positions="learned", **options)
+    chosen, masked = torch.arange(4).expand(3, 4), torch.zeros(3, 16, dtype=torch.bool)
+    given = {"classes": {}, "some patches": {"positions": chosen, "masked": masked}, "decoder": {"visible": chosen}}[kind]
+    work = Work(3, 5 if kind == "decoder" else 17, precision=precision, scored=4 if kind == "some patches" else None)
+    real = kept_for_backward(config, precision, torch.randn(3, 3, 16, 16), **given)
+    assert budget(config, work, runtime=FAST).training.activations == pytest.approx(real, rel=0.03)
+
+
+def test_a_plan_in_bf16_has_the_workspaces_of_a_gpu() -> None:
+    single, half = (budget(small("encoder"), replace(WORK, precision=each)).training for each in ("fp32", "bf16"))
+    assert (single.workspaces, half.workspaces) == (0, 3 * 32 * 2**20)
+    assert half.peak > half.least > half.workspaces

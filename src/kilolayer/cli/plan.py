@@ -301,6 +301,8 @@ def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
             ("logits and loss", human_bytes(training.logits)),
             ("activations", human_bytes(training.activations)),
             ("activations, each layer recomputed", human_bytes(training.activations_recomputed)),
+            ("gradients of a layer's activations", human_bytes(training.layer)),
+            *([("workspaces of matrix products", human_bytes(training.workspaces))] if training.workspaces else []),
             ("peak", human_bytes(training.peak)),
             ("peak, each layer recomputed", human_bytes(training.peak_recomputed)),
         ],

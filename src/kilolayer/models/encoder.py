@@ -167,4 +167,6 @@ class Encoder(Model):
 
 def states_at(states: Tensor, positions: Tensor) -> Tensor:
     """Select the states at `positions`, int64 [batch, k], of each row: [batch, length, dim] to [batch, k, dim]."""
-    return states.gather(1, positions[:, :, None].expand(-1, -1, states.shape[-1]))
+    rows = torch.arange(len(states), device=states.device)[:, None] * states.shape[1] + positions
+    # Unlike `gather`, this does not keep all states for the backward pass.
+    return states.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)

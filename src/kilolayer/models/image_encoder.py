@@ -115,12 +115,12 @@ class ImageEncoder(Encoder):
         [batch, classes, height, width].
         hidden_states, attention_weights: return them too. With attention_weights, no fast form of the layers is used.
         """
-        x, grid = self._embed(images, masked)
+        if positions is not None and visible is not None:
+            raise InputError("positions has no effect on visible patches alone", fix="give masked=, or read .states")
+        grid = self._grid_of(images)
+        inputs = self._embed(images, grid, masked, visible)
         if positions is not None:
-            if visible is not None:
-                raise InputError("positions has no effect on visible patches alone", fix="give masked=, or read .states")
-            self._check_positions(positions, x)
-        inputs = self._placed(x, grid, visible)
+            self._check_positions(positions, inputs.states[:, self.image.first_patch :])
         if self.map_head is not None:
             of_depths = bool(self.map_head.depths) or hidden_states
             out = self._encode(inputs, None, hidden_states=of_depths, attention_weights=attention_weights)
@@ -150,15 +150,11 @@ class ImageEncoder(Encoder):
         assert logits is not None
         return logits
 
-    def _embed(self, images: Tensor, masked: Tensor | None) -> tuple[Tensor, Grid]:
-        """The embedded patches [batch, patches, dim], without positions, and their grid."""
-        grid = self._grid_of(images)
+    def _embed(self, images: Tensor, grid: Grid, masked: Tensor | None, visible: Tensor | None) -> Sequences:
+        """The class token and the patches with their positions; of the patches, only those that are visible."""
         if masked is not None:
             self._check_masked(masked, len(images), grid)
-        return self.patches(to_patches(images, self.image.patch), masked), grid
-
-    def _placed(self, x: Tensor, grid: Grid, visible: Tensor | None) -> Sequences:
-        """The class token and the patches with their positions; of the patches, only those that are visible."""
+        x = self.patches(to_patches(images, self.image.patch), masked)
         inputs = placed(self.positions(self.patches.with_class_token(x), grid), grid, self.image.first_patch)
         if visible is not None:
             read = self._with_class_token(visible, inputs.states)

@@ -31,13 +31,15 @@ from kilolayer.optimizers.base import UpdateRule
 from kilolayer.recipes.base import NormSpec
 from kilolayer.runs.chosen_runtime import choose_runtime
 from kilolayer.runs.division import Division, Held, Sent, Weights, weights_of
-from kilolayer.runtime.activations import AsWithData, kept_bytes
+from kilolayer.runtime.activations import AsWithData, kept_sizes
 from kilolayer.runtime.runtime import Runtime
 
 Precision = Literal["fp32", "bf16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 LARGEST_TENSOR = 2**58  # elements
 RESIDUAL = torch.float32  # dtype of the states between layers, whatever the dtype of the products
+WORKSPACES = 3 * 2**25
+"""Bytes of cuBLAS's workspaces on a Hopper GPU: 32 MiB for each stream and thread that multiplies."""
 COPIES_OF_PIXEL_SCORES = 3  # log-probabilities, their gradient, and that of the scores
 
 
@@ -64,12 +66,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes of a batch: `kept` for the backward pass, or `recomputed` if that recomputes each layer; `logits` is the workspace
-    of the loss."""
+    """Bytes of a batch: `kept` for the backward pass, or `recomputed` if that recomputes each layer.
+
+    logits: of the workspace of the loss. layer: of the gradients in the backward pass of a layer that are alive at once.
+    """
 
     kept: int
     recomputed: int
     logits: int = 0
+    layer: int = 0
+
+    def __add__(self, other: Activations) -> Activations:
+        """Of two parts of a model that run one after the other."""
+        kept, recomputed = self.kept + other.kept, self.recomputed + other.recomputed
+        return Activations(kept, recomputed, max(self.logits, other.logits), max(self.layer, other.layer))
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,15 @@ class Training(Held):
     """Bytes of a process in training: what it holds of the weights and what belongs to them, and its batch.
 
     With bf16, the optimizer keeps fp32 masters of whole matrices too; shards are their own. In the backward pass gradients are
-    allocated as activations are freed, so the peak has the larger of the two, not both.
+    allocated as activations are freed, so the peak has the larger of the two, not both; those of a layer come on top of all
+    activations, when the backward pass begins. workspaces: of the libraries that multiply matrices, on a GPU.
     """
 
     activations: int
     activations_recomputed: int
     logits: int
+    layer: int
+    workspaces: int
 
     @property
     def peak(self) -> int:
@@ -97,11 +110,11 @@ class Training(Held):
     @property
     def least(self) -> int:
         """Memory that no batch can do without: that at the end of the backward pass."""
-        return self.weights + self.optimizer + self.sums + self.gradients + self.at_end
+        return self.weights + self.optimizer + self.sums + self.gradients + self.at_end + self.workspaces
 
     def _peak(self, activations: int) -> int:
-        first = activations + self.gathered + max(self.logits, self.scattered)
-        return max(self.least, self.weights + self.optimizer + self.sums + first)
+        first = activations + self.gathered + max(self.logits, self.layer, self.scattered)
+        return max(self.least, self.weights + self.optimizer + self.sums + first + self.workspaces)
 
 
 @dataclass(frozen=True)
@@ -139,7 +152,14 @@ class Budget:
         """The memory of each process; of that with the largest part, if they differ."""
         held = self.weights.held(self.division, DTYPES[self.work.precision].itemsize, collects=self.work.accumulate > 1)
         batch = self.activations
-        return Training(**vars(held), activations=batch.kept, activations_recomputed=batch.recomputed, logits=batch.logits)
+        return Training(
+            **vars(held),
+            activations=batch.kept,
+            activations_recomputed=batch.recomputed,
+            logits=batch.logits,
+            layer=batch.layer,
+            workspaces=WORKSPACES if self.work.precision == "bf16" else 0,  # what a GPU is trained in
+        )
 
     @property
     def sent(self) -> Sent:
@@ -195,21 +215,15 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime,
     total, size = sum(parts.values()), DTYPES[work.precision].itemsize
     flops = _forward_flops(model.stacks(), config, work)
     alone = division.processes == 1
-    kept, recomputed = _activations(model, config, work, runtime, alone=alone)
-    # The gradient overwrites the logits.
-    logits = size * (work.scores * (config.vocab_size or 0) if config.head is None else work.batch * config.head.outputs)
+    activations = _activations(model, config, work, runtime, alone=alone)
     if isinstance(model, ImageEncoder) and model.decoder is not None:
         # It reads all patches, also if the encoder does not.
         inner, whole = model.decoder, replace(work, length=model.image.length, scored=None)
         flops += _forward_flops(inner.stacks(), inner.config, whole)
-        more, more_recomputed = _activations(inner, inner.config, whole, runtime, alone=alone)
-        kept, recomputed = kept + more, recomputed + more_recomputed
-        logits = size * whole.scores * (config.vocab_size or 0)
+        activations += _activations(inner, inner.config, whole, runtime, alone=alone)
     if isinstance(model, ImageEncoder) and model.map_head is not None and config.map_head is not None:
-        more, of_head = _map_head_cost(model, work)
-        kept, recomputed, flops = kept + more, recomputed + more, flops + of_head
-        height, width = model.image.sides
-        logits = COPIES_OF_PIXEL_SCORES * 4 * work.batch * config.map_head.classes * height * width  # in fp32
+        of_head, more = _map_head_cost(model, work)
+        activations, flops = activations + of_head, flops + more
     active = total - idle_parameters(model, config.moe) - parameters_of_others(model)
     return Budget(
         work=work,
@@ -218,7 +232,7 @@ def _budget(config: ModelConfig, work: Work, rule: UpdateRule, runtime: Runtime,
         parts=parts,
         active_parameters=active,
         forward_flops_per_token=flops / (work.batch * work.length),
-        activations=Activations(kept, recomputed, logits),
+        activations=activations,
         decoding=_decoding(config, work, total * size),
     )
 
@@ -229,7 +243,7 @@ def _own_budget(config: TrainableConfig, work: Work, rule: UpdateRule, division:
 
     model, inputs = build_model(config, device="meta", seed=0), config.inputs(work.batch)
     with AsWithData(), FlopCounterMode(display=False) as counter:
-        kept = kept_bytes(lambda: model(*inputs), model, Sequences(inputs[0]), None, ())
+        kept = sum(kept_sizes(lambda: model(*inputs), model, Sequences(inputs[0])))
     parts: dict[str, int] = {}
     for name, parameter in model.named_parameters():
         part = name.partition(".")[0].replace("_", " ")
@@ -287,43 +301,63 @@ def _forward_flops(stacks: list[Stack], config: ModelConfig, work: Work) -> floa
     return flops
 
 
-def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime, *, alone: bool) -> tuple[int, int]:
-    """Bytes kept for the backward pass: with all activations of all layers, and with only the input of each layer.
+def _activations(model: Model, config: ModelConfig, work: Work, runtime: Runtime, *, alone: bool) -> Activations:
+    """What a batch takes: with all activations of all layers, and with only the input of each layer.
 
     alone: whether this process has all experts, so that layers with experts are compiled whole.
     """
     dtype = DTYPES[work.precision]
     state = work.batch * work.length * config.dim * RESIDUAL.itemsize
-    kept, recomputed, largest = 0, 0, 0
+    kept, recomputed, largest, gradients = 0, 0, 0, 0
     for stack in model.stacks():
         cast_weights(stack.positions, dtype, RESIDUAL)
         layers = len(stack.blocks)
-        stream = layers * stack.stream.states_kept * state
-        shared = 0
+        ends, shared = layers * stack.stream.states_kept * state, 0
         # Layers of the same kind keep the same: with or without experts, and with the same placement of norms.
         for kind, count in Counter(map(_kind_of, stack.layers())).items():
             first = next(block for block in stack.layers() if _kind_of(block) == kind)
             for block in (stack.layers()[0], first):  # a stack takes the dtype of its products from its first layer
                 cast_weights(block, dtype, RESIDUAL)
-            of_layer = runtime.kept_by_layer(stack, first, *_layer_inputs(first, config, work))
+            inputs, memory = _layer_inputs(first, config, work)
+            of_layer = runtime.kept_by_layer(stack, first, inputs, memory)
             kept += count * of_layer.layer
             recomputed += count * of_layer.drawn if alone or not first.is_sparse else 0
             largest, shared = max(largest, of_layer.layer - of_layer.drawn), of_layer.shared
-        kept += shared + stream
-        recomputed += layers * stack.stream.states_taken * state + shared + stream
-    return kept, recomputed + largest
+            # That of its input, and that of its largest tensor, which is still kept while its gradient is computed.
+            gradients = max(gradients, state + of_layer.largest)
+        x = torch.empty(work.batch, work.length, config.dim, device="meta", dtype=RESIDUAL, requires_grad=True)
+        ends += shared + sum(kept_sizes(lambda stack=stack, x=x: stack.top(x), stack, Sequences(x)))
+        kept += ends
+        recomputed += layers * stack.stream.states_taken * state + ends
+    read, logits = _outputs(model, config, work)
+    if isinstance(model, ImageEncoder):
+        read += dtype.itemsize * work.batch * (model.image.length - model.image.first_patch) * model.image.pixels
+    return Activations(kept + read, recomputed + largest + read, logits, gradients)
 
 
-def _map_head_cost(model: ImageEncoder, work: Work) -> tuple[int, float]:
-    """Bytes that a map head keeps for the backward pass, and its FLOPs."""
-    head, image = model.map_head, model.image
+def _outputs(model: Model, config: ModelConfig, work: Work) -> tuple[int, int]:
+    """Bytes of the states that the output reads, and of the logits, which their gradient overwrites."""
+    size = DTYPES[work.precision].itemsize
+    if config.head is not None:  # it reads a part of all states, in their dtype
+        return work.batch * work.length * config.dim * RESIDUAL.itemsize, size * work.batch * config.head.outputs
+    if isinstance(model, ImageEncoder) and model.decoder is not None:
+        return size * work.batch * work.length * config.dim, 0
+    return size * work.scores * config.dim * config.predicts, size * work.scores * (config.vocab_size or 0)
+
+
+def _map_head_cost(model: ImageEncoder, work: Work) -> tuple[Activations, float]:
+    """What a map head keeps for the backward pass, and its FLOPs."""
+    head, image, options = model.map_head, model.image, model.config.map_head
     assert head is not None
+    assert options is not None
     cast_weights(head, DTYPES[work.precision], RESIDUAL)
     shape = (work.batch, image.length - image.first_patch, model.config.dim)
     states = [torch.empty(shape, device="meta", dtype=RESIDUAL, requires_grad=True) for _ in head.depths or (0,)]
     with FlopCounterMode(display=False) as counter:
-        kept = kept_bytes(lambda: head(states, image.grid, image.sides), head, Sequences(states[0]), None, states)
-    return kept, float(counter.get_total_flops())
+        kept = sum(kept_sizes(lambda: head(states, image.grid, image.sides), head, Sequences(states[0]), shared=states))
+    height, width = image.sides
+    scores = COPIES_OF_PIXEL_SCORES * 4 * work.batch * options.classes * height * width  # in fp32
+    return Activations(kept, kept, scores), float(counter.get_total_flops())
 
 
 def _kind_of(block: Block) -> tuple[type[Block], bool, tuple[NormSpec | None, ...]]:

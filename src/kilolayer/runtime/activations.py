@@ -20,11 +20,13 @@ from kilolayer.layers.stack import Stack
 class Kept:
     """Bytes that a layer keeps for the backward pass, and those of masks and tables, which all layers share.
 
-    drawn: the part of `layer` that a recomputed layer keeps too, because it holds random numbers that are not drawn again.
+    largest: of the largest tensor in `layer`. drawn: the part of `layer` that a recomputed layer keeps too, because it holds
+    random numbers that are not drawn again.
     """
 
     layer: int
     shared: int
+    largest: int
     drawn: int = 0
 
 
@@ -36,13 +38,15 @@ def kept_by_plain_layer(stack: Stack, block: Block, inputs: Sequences, memory: S
         masks = [mask.values for mask in (context.mask, context.memory_mask) if mask is not None]
         tables = [] if context.rotation is None else [context.rotation.cos, context.rotation.sin, context.rotation.decay]
         shared = [tensor for tensor in (*masks, *tables) if tensor is not None]
-        return Kept(kept_bytes(lambda: block(state, context, None), block, inputs, memory, shared), bytes_of(shared))
+        kept = kept_sizes(lambda: block(state, context, None), block, inputs, memory, shared)
+        return Kept(sum(kept), bytes_of(shared), max(kept))
 
 
-def kept_bytes(
-    run: Callable[[], Any], block: nn.Module, inputs: Sequences, memory: Sequences | None, shared: Iterable[Tensor]
-) -> int:
-    """Bytes that `run` keeps for the backward pass, without weights, padding, the encoder's output, and what is shared."""
+def kept_sizes(
+    run: Callable[[], Any], block: nn.Module, inputs: Sequences, memory: Sequences | None = None, shared: Iterable[Tensor] = ()
+) -> list[int]:
+    """Bytes of each tensor that `run` keeps for the backward pass, except for weights, padding, the encoder's output, and what
+    is shared."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -55,7 +59,7 @@ def kept_bytes(
     given += [] if memory is None else [memory.states]
     others = {tensor.untyped_storage()._cdata for tensor in given}
     kept = {storage._cdata: storage.nbytes() for tensor in saved if (storage := tensor.untyped_storage())._cdata not in others}
-    return sum(kept.values())
+    return list(kept.values())
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:

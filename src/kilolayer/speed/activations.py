@@ -13,7 +13,7 @@ from kilolayer.layers.block import Block, MultiwayBlock
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.stream import Latest
-from kilolayer.runtime.activations import AsWithData, Kept, bytes_of, kept_bytes
+from kilolayer.runtime.activations import AsWithData, Kept, bytes_of, kept_sizes
 from kilolayer.speed.compiler import function_of, kind_of
 from kilolayer.speed.fast_context import FastContext
 from kilolayer.speed.fast_layer import DRAWS, needs_dropout_seeds
@@ -40,8 +40,8 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
             torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
         )
         shared = list(_tensors(context))
-        kept = kept_bytes(lambda: run(layer, state, context, None, following, seeds), block, inputs, memory, shared)
-    return Kept(kept, bytes_of(shared), compiled.drawn)
+        kept = kept_sizes(lambda: run(layer, state, context, None, following, seeds), block, inputs, memory, shared)
+    return Kept(sum(kept), bytes_of(shared), max(kept), compiled.drawn)
 
 
 class AsCompiled(AsWithData):
