@@ -111,6 +111,17 @@ def test_one_text_is_not_taken_for_its_letters(trained: dict[str, Path]) -> None
     assert [each.prompt for each in writer.continuations("ein", search)] == ["ein"]
 
 
+@pytest.mark.parametrize("given", [3, b"ein", None, "\ud800"])
+def test_what_is_no_text_is_named(given: Any, trained: dict[str, Path]) -> None:
+    translator, writer = kl.load(trained["translation"]), kl.load(trained["causal_lm"])
+    with pytest.raises(InputError, match=r"(?s)not (a text|valid Unicode).*prompt 2"):
+        list(writer.continuations(["ein", given], writer.search(greedy=True, max_tokens=3)))
+    with pytest.raises(InputError, match=r"not (a text|valid Unicode)"):
+        writer.stream(given, print)
+    with pytest.raises(InputError, match=r"(?s)not (a text|valid Unicode).*line 2"):
+        list(translator.translations(["ein", given]))
+
+
 @pytest.mark.slow
 def test_several_directions_need_a_name(corpus: Path, tmp_path: Path) -> None:
     run = kl.train(_both_ways(corpus), run=tmp_path / "run")

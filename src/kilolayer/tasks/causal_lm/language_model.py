@@ -13,7 +13,7 @@ from kilolayer.generate.config import OPTIONS_OF, SearchConfig
 from kilolayer.generate.continuation import continue_texts
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.models.decoder import Decoder
-from kilolayer.runs.trained_run import TrainedRun, as_texts, batched
+from kilolayer.runs.trained_run import TrainedRun, as_texts, batched, checked_text
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 
 PROMPTS_AT_ONCE = 64
@@ -84,6 +84,7 @@ class LanguageModel(TrainedRun):
         A single text is one prompt.
         """
         prompts = [prompts] if isinstance(prompts, str) else prompts
+        prompts = (checked_text(prompt, f"prompt {number}") for number, prompt in enumerate(prompts, 1))
         return self._continue(batched(prompts, at_once), search or self.search())
 
     def _continue(self, groups: Iterator[list[str]], search: SearchConfig) -> Iterator[Continued]:
@@ -97,7 +98,7 @@ class LanguageModel(TrainedRun):
 
     def stream(self, prompt: str, write: Callable[[str], object], search: SearchConfig | None = None) -> Continued:
         """Continue one prompt; `write` is called with each piece of the text as it is generated."""
-        row, stream = self._tokens(prompt), TextStream(self._vocabulary.decode, write)
+        row, stream = self._tokens(checked_text(prompt, "prompt")), TextStream(self._vocabulary.decode, write)
         search = search or self.search()
         (found,) = continue_texts(self._decoder, [row], search, context=self.context, on_token=stream.add)
         stream.close()
