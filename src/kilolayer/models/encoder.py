@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kilolayer import recipes
@@ -168,5 +169,5 @@ class Encoder(Model):
 def states_at(states: Tensor, positions: Tensor) -> Tensor:
     """Select the states at `positions`, int64 [batch, k], of each row: [batch, length, dim] to [batch, k, dim]."""
     rows = torch.arange(len(states), device=states.device)[:, None] * states.shape[1] + positions
-    # Unlike `gather`, this does not keep all states for the backward pass.
-    return states.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, rows.shape)
+    # Unlike `gather`, a lookup does not keep all states for the backward pass.
+    return F.embedding(rows, states.flatten(0, 1))
