@@ -232,6 +232,30 @@ def test_drawn_images_as_pairs(tmp_path: Path) -> None:
     assert (len(found.train), len(found.valid), len(found.classes)) == (6, 6, 1 + len(SHAPES))
 
 
+def test_label_images_of_one_class_and_void_are_refused(tmp_path: Path) -> None:
+    for number in range(3):
+        put(tmp_path / "train" / f"{number}.png", pixels_of(number))
+        put(tmp_path / "labels" / f"{number}.png", np.where(ids_of(number) > 1, 255, 0).astype(np.uint8))
+    said = r"have the id of void, 255.*set images.void"
+    with pytest.raises(InputError, match=f"(?s)no other id than 0.*{said}"):
+        find_pairs(config_of(tmp_path, void=255), tmp_path / "cache")
+    with pytest.raises(InputError, match=f"(?s)no class but 'ground' has a pixel.*{said}"):
+        find_pairs(config_of(tmp_path, void=255, classes=["ground", "object"]), tmp_path / "cache")
+
+
+def test_classes_without_pixels_and_other_files_among_the_labels_are_told(folder: Path, tmp_path: Path) -> None:
+    (folder / "labels" / "readme.txt").write_text("no image")
+    notes = find_pairs(config_of(folder, classes=["a", "b", "c", "d"]), tmp_path / "cache").notes
+    assert "images.train: no pixel of 1 class (d)" in notes
+    assert "images.train: 1 among the label images, not image files by their names: left out (readme.txt)" in notes
+
+
+def test_two_images_for_one_label_image_are_both_named(folder: Path, tmp_path: Path) -> None:
+    put(folder / "train" / "0.bmp", pixels_of(0))
+    with pytest.raises(InputError, match=r"(?s)two images have the same name.*0\.bmp and 0\.png"):
+        find_pairs(config_of(folder), tmp_path / "cache")
+
+
 def test_the_classes_are_those_of_the_images_held_out_too(folder: Path, tmp_path: Path) -> None:
     """Whichever half is held out, one image alone has the last class."""
     ids = ids_of(7)

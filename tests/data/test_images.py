@@ -74,8 +74,9 @@ def test_an_archive_is_like_its_folder(folder: Path, tmp_path: Path, ending: str
     assert np.array_equal(theirs.pixels, ours.pixels)
 
 
-def test_another_folder_in_an_archive(folder: Path, tmp_path: Path) -> None:
-    path = archive_of(folder, tmp_path / "images.tar", "w", "train/")
+@pytest.mark.parametrize("above", ["train/", "train/of/"])
+def test_another_folder_in_an_archive(folder: Path, tmp_path: Path, above: str) -> None:
+    path = archive_of(folder, tmp_path / "images.tar", "w", above)
     config = ImagesConfig(train=f"{path}:trian", size=8)
     with pytest.raises(InputError, match=r"no folder 'trian'; did you mean 'train'\?"):
         find_images(config, tmp_path / "cache")
@@ -180,7 +181,7 @@ def test_classes_of_the_test_set(folder: Path, tmp_path: Path) -> None:
     assert found.test.labels is not None
     assert found.test.labels.tolist() == [0]
     said = " ".join(found.notes)
-    assert "images.test: no image of 1 classes (b)" in said
+    assert "images.test: no image of 1 class (b)" in said
     assert "images.test: 1 have exactly the pixels of a training image (a/0.png)" in said
     put(other / "new" / "0.png", encoded(Image.new("RGB", (8, 8))))
     with pytest.raises(InputError, match=r"there is no class 'new'(.|\n)*new/0.png(.|\n)*a, b"):
@@ -355,3 +356,14 @@ def test_drawn_images(tmp_path: Path) -> None:
     drawn_images(again, 24, {"train": 12})
     assert (again / "train/circle/0000.png").read_bytes() == (tmp_path / "train/circle/0000.png").read_bytes()
     shutil.rmtree(again)
+
+
+def test_the_part_for_training_is_advised_and_shares_are_of_classes(tmp_path: Path) -> None:
+    for part in ("test", "train"):
+        for name in ("a", "b"):
+            for number in range(4):
+                put(tmp_path / "all" / part / name / f"{number}.png", encoded(Image.fromarray(COLOR)))
+    with pytest.raises(InputError, match=r"above the classes: .*all/train"):
+        find_images(ImagesConfig(train=str(tmp_path / "all"), size=8), tmp_path / "cache")
+    with pytest.raises(InputError, match=r"a share of 0.05 of each class, with 4 images, leaves none"):
+        find_images(ImagesConfig(train=str(tmp_path / "all" / "train"), size=8, valid_share=0.05), tmp_path / "cache")

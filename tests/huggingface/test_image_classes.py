@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import kilolayer as kl
 from kilolayer.data.drawn_images import drawn_images
@@ -196,6 +198,20 @@ def test_a_run_of_masked_images_is_exported_as_beit(images: Path, tmp_path: Path
     shown: list[Any] = []
     exec(code, {"print": shown.append})
     assert shown == [(1, 9, 48)]
+
+
+def test_an_exported_classifier_names_the_classes_and_reads_images_as_the_run_does(images: Path, tmp_path: Path) -> None:
+    run: Any = kl.train(table_of(images, "classify_image", recipe="pre_ln"), run=tmp_path / "run")
+    found = kl.export(run, to="huggingface", out=tmp_path / "out")
+    card = (found.folder / "README.md").read_text()
+    code = card.partition("```python\n")[2].partition("print(")[0].replace('"out"', repr(str(found.folder)))
+    made: dict[str, Any] = {}
+    exec(code, made)
+    levels = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
+    smooth = Image.fromarray(levels).resize((64, 64), Image.Resampling.BICUBIC)
+    for image in (smooth, smooth.crop((0, 0, 64, 32)), smooth.crop((0, 0, 32, 64)), smooth.resize((7, 7))):
+        ours, theirs = run.classify(image).probabilities, made["classify"](image, top_k=20)
+        assert {each["label"]: each["score"] for each in theirs} == pytest.approx(ours, abs=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ CALLS: dict[str, tuple[Callable[[Runs, Path, Path], Any], str]] = {
     "no run": (lambda runs, folder, corpus: kl.load(folder), "name a folder that `kl.train` created"),
     "nothing left to train": (
         lambda runs, folder, corpus: kl.train(resume=runs["causal_lm"], train={"patience": 3}),
-        'give it more steps: train={"steps": 8}; or score another text: `run.scores`',
+        'give it more steps: train={"steps": 8}; or score something else: `run.scores`',
     ),
     "another model": (
         lambda runs, folder, corpus: kl.train(resume=runs["causal_lm"], model={"dim": 8}),
@@ -86,7 +86,7 @@ def test_errors_of_python_name_arguments_of_python(name: str, trained: Runs, cor
 
 
 def test_errors_of_the_command_name_flags(trained: Runs, corpus: Path, tmp_path: Path) -> None:
-    assert "--train.steps 8; or score another text: `kilolayer evaluate`" in refusal(
+    assert "--train.steps 8; or score something else: `kilolayer evaluate`" in refusal(
         "train", "--resume", trained["causal_lm"], "--train.patience", "3"
     )
     assert "export it with --to huggingface" in refusal(

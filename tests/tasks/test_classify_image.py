@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +118,17 @@ def test_a_run_is_scored_shown_and_classifies(
     opened.resize((32, 32), Image.Resampling.NEAREST).save(tmp_path / "large.png")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG")
     (tmp_path / "notes.txt").write_text("no image")
+    capfd.readouterr()
     below = run.classify(tmp_path)
+    assert "not image files by their names: left out: notes.txt" in capfd.readouterr().err
     assert [(Path(each.image).name, each.fault) for each in below] == [
         ("broken.png", "cannot be decoded"),
         ("large.png", None),
     ]
     with pytest.raises(InputError, match="cannot be decoded"):
         run.classify(tmp_path / "broken.png")
-    for wrong in (np.zeros((4, 4), np.float32), np.zeros((3, 16, 16), np.uint8)):  # channels come last
+    floats = Image.fromarray(np.zeros((4, 4), np.float32))
+    for wrong in (np.zeros((4, 4), np.float32), np.zeros((3, 16, 16), np.uint8), floats):  # channels come last
         with pytest.raises(InputError, match="image 1"):
             run.classify(wrong)
 
@@ -154,6 +158,25 @@ def test_corruptions_have_the_same_numbers_in_other_batches_and_from_the_command
     assert main(["evaluate", str(run.folder), "--corruptions", "--most", "6", "--json", "--test", str(images / "test")]) == 0
     assert json.loads(capsys.readouterr().out)["errors"] == found.errors
     assert main(["evaluate", str(run.folder), "--most", "6"]) == 2
+
+
+def test_other_images_are_scored_by_class_too(run: Any, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = run.scores()
+    capsys.readouterr()
+    assert main(["evaluate", str(run.folder), "--test", str(images / "test"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["classes"], found["confusion"]) == (own["classes"], own["confusion"])
+    assert main(["evaluate", str(run.folder), "--test", str(images / "test")]) == 0
+    assert "accuracy by class" in capsys.readouterr().out
+
+
+def test_corrupted_images_need_no_training_images(run: Any, images: Path, tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        shutil.copytree(images / part, tmp_path / part)
+    own = {"images": {part: str(tmp_path / part) for part in ("train", "valid", "test")} | {"valid": "none"}}
+    moved = kl.train(merge(table(images), own), run=tmp_path / "run")
+    shutil.rmtree(tmp_path / "train")
+    assert moved.corruptions(most=2).images == 2
 
 
 def test_it_starts_from_the_body_of_a_model_of_masked_images_of_another_size(images: Path, tmp_path: Path) -> None:
@@ -210,6 +233,11 @@ def test_the_plan_counts_patches(images: Path) -> None:
     config = build(RunConfig, table(images))
     work = config.usual_batch(None)
     assert (work.rows, work.length) == (8, 17)
+
+
+def test_the_plan_counts_the_classes_that_are_listed(images: Path) -> None:
+    config: Any = build(RunConfig, merge(table(images), {"images": {"classes": ["a", "b", "c", "d", "e", "f", "g"]}}))
+    assert config.model.head.outputs == 7
 
 
 @pytest.mark.slow

@@ -164,3 +164,8 @@ def test_codes_that_do_not_fit_are_refused(trained: Any) -> None:
         trained.decode(np.zeros((1, 3), np.int64))
     with pytest.raises(InputError, match="images are"):
         trained.encode([])
+    wrong = np.zeros((1, 3, 3, 3), np.uint8)
+    with pytest.raises(InputError, match=r"(?s)images are torch.uint8 .*floating-point numbers from -1 to 1 or uint8"):
+        trained.encode(wrong)
+    with pytest.raises(InputError, match="numbers up to 255"):
+        trained.encode(np.full((1, 3, *trained.config.model.sides), 255.0, np.float32))

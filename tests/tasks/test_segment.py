@@ -197,11 +197,11 @@ def test_a_run_is_scored_shown_and_writes_overlays(
 
 def test_maps_and_overlays_have_the_size_of_each_image(run: Any, tmp_path: Path) -> None:
     photograph = Image.fromarray(np.random.default_rng(0).integers(256, size=(20, 50, 3), dtype=np.uint8))
-    exif = photograph.getexif()
+    exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     photograph.save(tmp_path / "turned.png", exif=exif)
-    images = [photograph, tmp_path / "turned.png", np.zeros((8, 9), np.uint8)]
-    for found, size in zip(run.segment(images), ((20, 50), (50, 20), (8, 9)), strict=True):
+    images = [photograph, tmp_path / "turned.png", Image.open(tmp_path / "turned.png"), np.zeros((8, 9), np.uint8)]
+    for found, size in zip(run.segment(images), ((20, 50), (50, 20), (50, 20), (8, 9)), strict=True):
         assert found.ids.shape == found.pixels.shape[:2] == found.overlay().shape[:2] == size
         assert sum(found.shares.values()) == pytest.approx(1)
     words = ["classify", str(run.folder), str(tmp_path / "turned.png"), "--overlays", str(tmp_path / "out")]

@@ -18,6 +18,7 @@ from kilolayer.data.image_source import LARGEST, ImageSource
 from kilolayer.errors import InputError, KilolayerError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.files.reading import read_bytes
+from kilolayer.terminal import say
 
 Found = tuple[str, bytes | str]
 """The name of an image, and its file; or why there is none."""
@@ -49,7 +50,7 @@ def is_one_image(images: Any) -> bool:
 
 def unreadable(name: str, fault: str) -> InputError:
     """The error for an image that is given alone and cannot be read."""
-    return InputError(fault, where=name, fix="give an image that Pillow can read")
+    return InputError(fault, where=name, fix="give an image that Pillow can read, with 8 or 16 bits a channel")
 
 
 def stacked(images: Sequence[GivenImage]) -> Tensor:
@@ -81,18 +82,22 @@ def _files_of(source: Any, number: int) -> Iterator[Found]:
 
 
 def _files_below(path: str) -> Iterator[Found]:
-    source, joint, found = ImageSource.parse(path), "/" if kind_of(Path(path)) == "folder" else ":", False
+    source, joint, found, others = ImageSource.parse(path), "/" if kind_of(Path(path)) == "folder" else ":", False, []
     for entry in source.entries():
         if entry.data is not None and is_image_name(entry.name):
             found = True
             yield f"{path.rstrip('/')}{joint if not source.inner else '/'}{entry.name}", entry.data
+        elif entry.data is not None:
+            others.append(entry.name)
+    if others:
+        say(f"{path}: {LEFT_OUT['other']}: {', '.join(others[:5])}{', ...' if others[5:] else ''}")
     if not found:
         yield path, "there is no image here"
 
 
 def _file_of(image: Any, number: int) -> bytes:
     """An image of Pillow, or pixels, as the bytes of a file without loss."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if isinstance(image, torch.Tensor):
         image = image.numpy(force=True)
@@ -104,7 +109,13 @@ def _file_of(image: Any, number: int) -> bytes:
             where=f"image {number}",
             fix="give a path, an image of Pillow, or pixels: uint8 [height, width, channels]",
         )
-    buffer = io.BytesIO()
+    if image.mode == "F":  # such a file is not read either
+        raise InputError(
+            "this image of Pillow has floating-point pixels",
+            where=f"image {number}",
+            fix='give levels from 0 to 255: image.convert("L") of such, or pixels as uint8',
+        )
+    image, buffer = ImageOps.exif_transpose(image), io.BytesIO()
     of_png = image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16") else image.convert("RGB")
     of_png.save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()

@@ -25,6 +25,7 @@ LEFT_OUT = {
     "unpaired": "label images without an image of the same name: left out",
     "sizes": "with a label image of another size: left out",
     "labels_broken": "with a label image that cannot be decoded: left out",
+    "labels_other": "among the label images, not image files by their names: left out",
     "labels_colored": "with a label image of colors in place of ids: left out",
     "labels_large": "with a label image of ids below 0 or above 255: left out",
 }
@@ -106,6 +107,8 @@ def _plain(image: Image.Image, channels: int) -> tuple[Image.Image, list[str]]:
         reasons.append("alpha")
     elif mode not in ("1", "L", "P", "RGB"):
         reasons.append("cmyk")
+    if channels == 1 and "cmyk" in reasons:  # Pillow converts not every space of colors to grey
+        image = image.convert("RGB")
     target = "L" if channels == 1 else "RGB"
     return image if image.mode == target else image.convert(target), reasons
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from kilolayer.data.image_set import (
     NOTHING,
     Faults,
     ImageSet,
-    check_names,
     decoded,
     divided,
     image_files,
@@ -35,13 +35,14 @@ from kilolayer.data.image_set import (
 )
 from kilolayer.data.image_source import ImageSource, parse_sources
 from kilolayer.data.images import ImagesConfig, part_notes
-from kilolayer.errors import InputError, OptionError
+from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.reading import read_json
 from kilolayer.terminal import counted, say
 
 IDS, COUNTS = "ids", "counts"
 LEVELS = 256
 MOST_CLASSES = 255
+VOID_FIX = "if that id is a class, set images.void to one that is none; else correct the label images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,8 @@ class ImagePairs(ImageSet):
     void: the id of pixels that belong to no class. classes: their names; none: as many as there are ids in the folder.
     """
 
+    labelled: ClassVar[str] = "pixel"
+
     def __init__(self, folder: Path, part: str, source: str, void: int, classes: Sequence[str] = ()) -> None:
         super().__init__(folder, part, source)
         height, width = self.pixels.shape[1:3]
@@ -98,6 +101,8 @@ class ImagePairs(ImageSet):
         if not len(used):
             raise InputError(f"all pixels of the label images have the id of void, {void}", where=source, fix="set images.void")
         self.classes = tuple(classes) or tuple(str(number) for number in range(int(used[-1]) + 1))
+        if len(self.classes) < 2:
+            raise InputError(f"the label images have no other id than 0{self._beside_void()}", where=source, fix=VOID_FIX)
         if len(self.classes) > MOST_CLASSES:
             raise InputError("an id of 255 is not void, and is too large", where=source, fix="set images.void = 255")
         self._check_ids()
@@ -118,6 +123,26 @@ class ImagePairs(ImageSet):
         """int64 [classes]: how many pixels each class has."""
         counts = self.id_counts.sum(axis=0, dtype=np.int64)[: len(self.classes)]
         return np.where(np.arange(len(self.classes)) == self.void, 0, counts)
+
+    @property
+    def absent_classes(self) -> list[str]:
+        counts = self.pixel_counts
+        return [name for index, name in enumerate(self.classes) if not counts[index] and index != self.void]
+
+    def check_classes(self) -> None:
+        """Raise unless two classes have pixels, which learning needs."""
+        if len(found := np.flatnonzero(self.pixel_counts)) < 2:
+            raise InputError(
+                f"no class but {shown(self.classes[found[0]])} has a pixel in the label images{self._beside_void()}",
+                where=self.source,
+                fix=VOID_FIX,
+            )
+
+    def _beside_void(self) -> str:
+        """The share of pixels that have the id of void, in words; nothing if there are none."""
+        counts = self.id_counts.sum(axis=0, dtype=np.int64)
+        share = counts[self.void] / counts.sum()
+        return f", and {share:.0%} of their pixels have the id of void, {self.void}" if share else ""
 
     def _check_ids(self) -> None:
         """Raise if a pixel has an id that is neither a class nor void."""
@@ -169,6 +194,7 @@ def find_pairs(config: ImagePairsConfig, cache: Path) -> PairParts:
         if part in sources
     }
     train = ImagePairs(folders["train"], KEPT, str(sources["train"]), config.void, config.classes)
+    train.check_classes()
     parts = {"train": train}
     if config.valid_share:
         parts["valid"] = ImagePairs(folders["train"], HELD, str(sources["train"]), config.void, train.classes)
@@ -212,7 +238,7 @@ class _LabelImage:
 def write_pairs(images: ImageSource, labels: ImageSource, folder: Path, shape: tuple[int, int, int], share: float) -> None:
     """Decode images and label images into the files of a folder, in the order of their names; count what has no partner."""
     faults, arrived, arrived_ids = Faults(), folder / "arrived", folder / "arrived_ids"
-    known = _write_ids(labels, arrived_ids, *shape[:2])
+    known = _write_ids(labels, arrived_ids, *shape[:2], faults)
     names, left = [], set(known)
 
     def work(data: bytes) -> tuple[tuple[np.ndarray | None, list[str]], tuple[int, int] | None]:
@@ -233,7 +259,7 @@ def write_pairs(images: ImageSource, labels: ImageSource, folder: Path, shape: t
         faults.add("unpaired", known[stem].name)
     if not names:
         raise nothing_found(images, faults)
-    check_names([stem_of(name) for name in names], images)
+    _check_stems(names, images)
     order = [known[stem_of(name)].index for name in names]
     pixels = mapped(arrived, (len(names), *shape))
     ids = mapped(arrived_ids, (len(known), *shape[:2]))
@@ -247,16 +273,26 @@ def write_pairs(images: ImageSource, labels: ImageSource, folder: Path, shape: t
     arrived_ids.unlink()
 
 
-def _write_ids(labels: ImageSource, path: Path, height: int, width: int) -> dict[str, _LabelImage]:
-    """Decode all label images into a file; each by the name without its ending."""
+def _check_stems(names: Sequence[str], source: ImageSource) -> None:
+    """Raise if two images differ in the endings of their names alone, by which they have one label image."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(stem_of(name), name)) is not name:
+            names_of_both = f"{source}, {other}" + (f" and {name}" if other != name else "")
+            raise InputError("two images have the same name", where=names_of_both, fix="remove one of them")
+
+
+def _write_ids(labels: ImageSource, path: Path, height: int, width: int, faults: Faults) -> dict[str, _LabelImage]:
+    """Decode all label images into a file; each by the name without its ending. faults: to which other files are added."""
     known: dict[str, _LabelImage] = {}
 
     def work(data: bytes) -> tuple[tuple[np.ndarray | None, str | None], tuple[int, int] | None]:
         return decode_ids(data, height, width), size_of(data)
 
-    empty, faults = np.zeros((height, width), np.uint8), Faults()
+    empty = np.zeros((height, width), np.uint8)
+    files = image_files(labels, faults, set(), "labels_other")
     with open(path, "wb") as file:
-        for name, ((ids, fault), size) in decoded(image_files(labels, faults, set()), work, height * width):
+        for name, ((ids, fault), size) in decoded(files, work, height * width):
             if (stem := stem_of(name)) in known:
                 raise InputError("two label images have the same name", where=f"{labels}, {name}", fix="remove one of them")
             known[stem] = _LabelImage(name, len(known), size, fault)

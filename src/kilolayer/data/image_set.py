@@ -7,12 +7,12 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -67,6 +67,9 @@ class ImageSet:
     images in folders by class; none: the images have no labels. source: where the images came from, for messages.
     """
 
+    labelled: ClassVar[str] = "image"
+    """What a class belongs to."""
+
     def __init__(self, folder: Path, part: str, source: str, classes: Sequence[str] = ()) -> None:
         self.source, self.classes = source, tuple(classes)
         try:
@@ -108,6 +111,12 @@ class ImageSet:
         height, width = self.pixels.shape[1:3]
         classes = f" of {counted(len(self.classes), 'class')}" if self.classes else ""
         return f"{counted(len(self), 'image')}{classes}, {height}x{width} pixels"
+
+    @property
+    def absent_classes(self) -> list[str]:
+        """The classes to which nothing in this part belongs."""
+        present = set() if self.labels is None else set(self.labels.tolist())
+        return [name for index, name in enumerate(self.classes) if index not in present]
 
     def equal_images(self, other: ImageSet) -> list[str]:
         """The names of images of this set whose pixels another set has too."""
@@ -202,12 +211,21 @@ def divided(names: Sequence[str], share: float, *, by_class: bool) -> tuple[list
     held = {index for group in groups.values() for index in sorted(group, key=drawn.__getitem__)[: round(share * len(group))]}
     if share and not 0 < len(held) < len(names):
         raise InputError(
-            f"a share of {share:g} of {len(names)} images leaves none for validation or training",
+            f"a share of {share:g} of {_sizes(groups, by_class)} leaves none for validation or training",
             where="images.valid_share",
             fix="set another share, or name images.valid",
         )
     order = sorted(range(len(names)), key=names.__getitem__)
     return [index for index in order if index not in held], [index for index in order if index in held]
+
+
+def _sizes(groups: Mapping[str, Sequence[int]], by_class: bool) -> str:
+    """The sizes of what is divided, in words."""
+    sizes = [len(group) for group in groups.values()]
+    least, most = min(sizes), max(sizes)
+    if not by_class:
+        return f"{most:,} images"
+    return f"each class, with {least:,}{f' to {most:,}' if most > least else ''} images,"
 
 
 def nothing_found(source: ImageSource, faults: Faults) -> InputError:
@@ -251,15 +269,15 @@ def _chunks(entries: Iterable[Entry], most: int) -> Iterator[list[Entry]]:
         yield chunk
 
 
-def image_files(source: ImageSource, faults: Faults, folders: set[str]) -> Iterator[Entry]:
-    """The image files of a source, by their names; others are counted. Adds each first folder to `folders`."""
+def image_files(source: ImageSource, faults: Faults, folders: set[str], other: str = "other") -> Iterator[Entry]:
+    """The image files of a source, by their names; others are counted, as `other`. Adds each first folder to `folders`."""
     for entry in source.entries():
         if above := class_of(entry.name):
             folders.add(above)
         if entry.data is None:
             continue
         if not is_image_name(entry.name):
-            faults.add("other", entry.name)
+            faults.add(other, entry.name)
             continue
         yield entry
 

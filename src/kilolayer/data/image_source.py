@@ -125,12 +125,14 @@ class ImageSource:
             if (inside := below[folder]) is not None and last not in ("", "."):
                 yield Entry("/".join([*inside, last]) + "/" * (entry.data is None), entry.data)
         if all(parts is None for parts in below.values()):
-            folders = {"/".join(_clean(folder)) for folder in below} - {""}
+            parts_of = [_clean(folder) for folder in below]
+            folders = {"/".join(parts[:depth]) for parts in parts_of for depth in range(1, len(parts) + 1)}
             close = nearest(self.inner, folders) if folders else None
+            first = sorted(folders, key=lambda folder: (folder.count("/"), folder))[:20]
             raise InputError(
                 f"the archive has no folder {self.inner!r}" + (f"; did you mean {close!r}?" if close else ""),
                 where=str(self.path),
-                fix=f"its folders: {', '.join(sorted(folders)[:20]) or 'none'}",
+                fix=f"its folders: {', '.join(first) or 'none'}",
             )
 
     def _members(self) -> Iterator[Entry]:

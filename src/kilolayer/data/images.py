@@ -15,7 +15,7 @@ from kilolayer.data.image_decoding import require_vision
 from kilolayer.data.image_set import HELD, KEPT, ImageSet, class_of, prepared_images
 from kilolayer.data.image_source import ImageSource, parse_sources
 from kilolayer.errors import InputError, OptionError, UnusedOptionError, shown
-from kilolayer.terminal import say
+from kilolayer.terminal import counted, say
 
 LARGEST_SIDE = 4096
 SIZE = re.compile(r"([1-9]\d{0,3})x([1-9]\d{0,3})")
@@ -161,7 +161,7 @@ def classes_of(train: ImageSet, given: Sequence[str]) -> tuple[str, ...]:
         raise InputError(
             f"the folders are {', '.join(sorted(found))}: parts of a data set, not classes",
             where=train.source,
-            fix=f"name the folder above the classes: {train.source}{joint}{min(found)}",
+            fix=f"name the folder above the classes: {train.source}{joint}{min(found, key=_not_for_training)}",
         )
     if empty := sorted({*train.empty_folders, *given} - found):
         raise InputError(
@@ -180,6 +180,11 @@ def classes_of(train: ImageSet, given: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def _not_for_training(folder: str) -> tuple[bool, str]:
+    """Sorts the parts of a data set: those for training first."""
+    return not folder.startswith("train"), folder
+
+
 def normalized(pixels: Tensor) -> Tensor:
     """Pixels, uint8 of any shape, as numbers from -1 to 1: (x / 255 - 0.5) / 0.5."""
     return pixels.float() / 127.5 - 1
@@ -188,12 +193,9 @@ def normalized(pixels: Tensor) -> Tensor:
 def part_notes(part: str, images: ImageSet, train: ImageSet | None = None) -> list[str]:
     """What is to be said about a part: what was left out or changed, classes without images, images of the training set."""
     notes = [f"images.{part}: {line}" for line in images.notes]
-    if images.labels is not None:
-        present = {images.classes[label] for label in set(images.labels.tolist())}
-        if absent := [name for name in images.classes if name not in present]:
-            notes.append(
-                f"images.{part}: no image of {len(absent)} classes ({', '.join(absent[:5])}{', ...' if absent[5:] else ''})"
-            )
+    if absent := images.absent_classes:
+        listed = f"{', '.join(absent[:5])}{', ...' if absent[5:] else ''}"
+        notes.append(f"images.{part}: no {images.labelled} of {counted(len(absent), 'class')} ({listed})")
     if train is not None and images is not train and (equal := images.equal_images(train)):
         shown_names = f"{', '.join(equal[:5])}{', ...' if equal[5:] else ''}"
         notes.append(f"images.{part}: {len(equal):,} have exactly the pixels of a training image ({shown_names})")

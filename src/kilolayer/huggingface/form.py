@@ -97,7 +97,9 @@ def _image_form(model: AnyModel) -> PlainForm | NoPlainForm:
     if config.vocab_size is not None and not config.output_bias:
         model = with_output_bias(model)
     reasons = {foreign: list(foreign.misfits(model.config)) for foreign in IMAGE_CLASSES}
-    nearest, misfits = min(reasons.items(), key=lambda each: len(each[1]))
+    # A head that is only in BEiT's classes says which class is meant.
+    of_beit = config.head is not None and config.head.pooler == "norm"
+    nearest, misfits = min(reasons.items(), key=lambda each: (of_beit and isinstance(each[0], ViT), len(each[1])))
     if misfits:
         return NoPlainForm("; ".join(misfits))
     return PlainForm(nearest, model, f"the recipe is {model.config.recipe.title}: its layers are Pre-LN", 0)

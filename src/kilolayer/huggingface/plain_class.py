@@ -20,6 +20,9 @@ from kilolayer.layers.position import sinusoids
 from kilolayer.models.config import ModelConfig
 from kilolayer.models.image_input import ImageInput
 
+BICUBIC = 3
+"""Pillow's number of the filter."""
+
 
 def huggingface_files(source: Source) -> tuple[str, str, dict[str, bytes]]:
     """The class that loads the model, why this one, and the names and contents of all files but the README."""
@@ -78,13 +81,20 @@ def _weights(source: Source, form: PlainForm) -> dict[str, Tensor]:
 
 
 def image_processor(image: ImageInput) -> dict[str, Any]:
-    """What Transformers' image processor does before the model: resize, and normalize pixels to -1 to 1."""
+    """What Transformers' image processor does before the model: scale, crop, and normalize pixels to -1 to 1.
+
+    None of its classes can scale by the shorter side to a size that is not square: images are then stretched.
+    """
     height, width = image.sides
     half = [0.5] * image.channels
+    cropped = {"do_center_crop": True, "crop_size": {"height": height, "width": width}}
+    size = {"size": {"shortest_edge": height}, **cropped} if height == width else {"size": {"height": height, "width": width}}
     return {
-        "image_processor_type": "ViTImageProcessor",
+        "image_processor_type": "CLIPImageProcessor" if height == width else "ViTImageProcessor",
+        "do_convert_rgb": image.channels == 3,
         "do_resize": True,
-        "size": {"height": height, "width": width},
+        **size,
+        "resample": BICUBIC,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

@@ -92,12 +92,7 @@ class ImageTokenizer(Trainable):
 
     def encode(self, images: Tensor) -> Tensor:
         """The codes of images: int64 [batch, rows * columns], row by row."""
-        expected = (self.config.channels, *self.config.sides)
-        if images.dim() != 4 or tuple(images.shape[1:]) != expected or not images.is_floating_point():
-            raise InputError(
-                f"images are {images.dtype} of shape {list(images.shape)}",
-                fix=f"allowed: floating-point numbers from -1 to 1, [batch, {', '.join(map(str, expected))}]",
-            )
+        self.check_images(images)
         z = self.encoder(images)
         return self.codebook.nearest(z.permute(0, 2, 3, 1).reshape(-1, z.shape[1])).view(len(images), -1)
 
@@ -106,6 +101,19 @@ class ImageTokenizer(Trainable):
         self.check_codes(codes)
         vectors = self.codebook.lookup(codes).view(len(codes), *self.grid, -1)
         return self.decoder(vectors.permute(0, 3, 1, 2)).clamp(-1, 1)
+
+    def check_images(self, images: Tensor, *others: torch.dtype) -> None:
+        """Raise if these are no images of the right size. others: dtypes that are allowed besides floating-point ones."""
+        expected = (self.config.channels, *self.config.sides)
+        fits = images.is_floating_point() or images.dtype in others
+        if images.dim() != 4 or tuple(images.shape[1:]) != expected or not fits:
+            dtypes = " or ".join(
+                ["floating-point numbers from -1 to 1", *(str(each).removeprefix("torch.") for each in others)]
+            )
+            raise InputError(
+                f"images are {images.dtype} of shape {list(images.shape)}",
+                fix=f"allowed: {dtypes}, [batch, {', '.join(map(str, expected))}]",
+            )
 
     def check_codes(self, codes: Tensor) -> None:
         """Raise if these are no codes of images; their range is checked on the CPU alone, because a GPU would have to wait."""

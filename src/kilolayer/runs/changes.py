@@ -94,6 +94,13 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     return [Change(path, old.get(path), new.get(path), now.resume) for path in differing]
 
 
+def changes_asked(before: RunConfig, tables: Table) -> list[Change]:
+    """The options of a configuration that tables would change, by their dotted names; names that it does not have are left
+    out."""
+    old = dict(_flat(before.table()))
+    return [Change(path, old[path], now, before.resume) for path, now in _flat(tables) if old.get(path, now) != now]
+
+
 def check_changes(changes: Sequence[Change], where: str, folder: str, fix: str = "leave it as it was") -> None:
     """Raise if any of the changes is not allowed in a run that has begun."""
     refused = [change for change in changes if not change.allowed]

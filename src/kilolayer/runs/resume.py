@@ -15,7 +15,7 @@ from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import read_bytes
 from kilolayer.files.writing import move, write
 from kilolayer.runs import checkpoint
-from kilolayer.runs.changes import Change, changes_between, check_changes, saved_config
+from kilolayer.runs.changes import Change, changes_asked, changes_between, check_changes, saved_config
 from kilolayer.runs.last_saved import all_deleted, last_saved
 from kilolayer.runs.run import Run, resolved, validations_since_best
 from kilolayer.tasks.config import RunConfig
@@ -114,6 +114,8 @@ def _overridden_config(run: Run, over: Table) -> RunConfig:
     try:
         return resolved(build(RunConfig, merge(override(RunConfig, run.config.table(), over), absolute)))
     except OptionError as error:
+        # An option that may not change is the first to name, whatever it does not fit.
+        check_changes(changes_asked(run.config, over), GIVEN, str(run.folder))
         raise error.at(GIVEN) from None
 
 
@@ -134,5 +136,5 @@ def _nothing_to_do(run: Run, step: int, waited: bool) -> InputError:
     return InputError(
         f"the run is finished at step {step:,}, and there is nothing left to do with these options",
         where=str(run.folder),
-        fix=f"give it more steps: {hints.option('train.steps', 2 * step)}; or score another text: `{hints.verb('evaluate')}`",
+        fix=f"give it more steps: {hints.option('train.steps', 2 * step)}; or score something else: `{hints.verb('evaluate')}`",
     )

@@ -13,6 +13,7 @@ register(
         run="kilolayer.tasks.classify_image.image_classifier:ImageClassifier",
         report="kilolayer.tasks.classify_image.report:ImageClassifierReport",
         evaluation="kilolayer.tasks.classify_image.evaluate",
+        export="kilolayer.tasks.classify_image.export:ImageClassifierExport",
         verbs={
             "classify": Verb(
                 "label images with an image classifier, or their pixels with a segmentation model",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kilolayer.config import Table, merge
 from kilolayer.data.images import ImagesConfig
-from kilolayer.tasks.config import Fault
+from kilolayer.tasks.config import Fault, part_of
 from kilolayer.tasks.image_body import body_of
 from kilolayer.tasks.image_config import IMAGE_RESUME, ImageTaskConfig, drawn_defaults
 from kilolayer.tasks.resume_rules import ResumeRules
@@ -35,7 +35,10 @@ class ClassifyImageConfig(ImageTaskConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        own: Table = {"model": {"head": {"pooler": "none", "dropout": 0.0}}, "train": {"label_smoothing": SMOOTHING}}
+        named = part_of(table, "images").get("classes")
+        outputs = {"outputs": len(named)} if isinstance(named, list) and named else {}
+        head = {"pooler": "none", "dropout": 0.0, **outputs}
+        own: Table = {"model": {"head": head}, "train": {"label_smoothing": SMOOTHING}}
         found = merge(cls.image_defaults(table), own)
         if not cls.on_drawn(table):
             return found

@@ -83,9 +83,10 @@ class ImageClassifier(TrainedRun):
         return measure_robustness(model, self._test_images(test), self.config.images.rows, most=most, seed=seed, show=show)
 
     def _test_images(self, test: str | PathLike[str] | None) -> ImageSet:
-        if test is not None:
-            return read_images(fsdecode(test), self.config.images, cache_folder())
-        parts = find_images(given_or_drawn(self.config.images, cache_folder()), cache_folder())
+        config = self.config.images
+        if (source := config.test if test is None else fsdecode(test)) is not None:
+            return read_images(source, config, cache_folder())
+        parts = find_images(given_or_drawn(config, cache_folder()), cache_folder())
         images = parts.test or parts.valid
         if images is None:
             raise InputError(

@@ -65,14 +65,15 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
     @classmethod
     def read_text(
         cls, config: ClassifyImageConfig, vocabulary: None, text: OtherText, cache: Path
-    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+    ) -> Callable[[Any], dict[str, Any]]:
         """Read other images of the same classes."""
         title = registry.get(config.task).title
         source = text.one(title, "folder")
         images = read_images(source, config.images, cache)
 
-        def score(model: Any) -> dict[str, dict[str, Any]]:
-            return {"test": _score_table(measured(model, images, config.images.rows))}
+        def score(model: Any) -> dict[str, Any]:
+            scores = measured(model, images, config.images.rows)
+            return {"test": _score_table(scores), **_details(images.classes, scores)}
 
         return score
 
@@ -136,8 +137,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
         found = predict_images(model, images, self.rows)
         scores = measure_images(found, images.labels)
         tables = {"test" if self.test is not None else VALIDATION: _score_table(scores)}
-        details = {CLASSES: list(self.classes), CONFUSION: scores.confusion.tolist()}
-        write_results(folder, samples_of(images, found), tables | details, weights)
+        write_results(folder, samples_of(images, found), tables | _details(self.classes, scores), weights)
 
 
 def samples_of(images: ImageSet, scores: np.ndarray) -> list[dict[str, str]]:
@@ -177,6 +177,11 @@ def measured(
     assert images.labels is not None
     found = predict_images(model, images, rows, most, recorder)
     return measure_images(found, images.labels[: len(found)])
+
+
+def _details(classes: Sequence[str], scores: ImageScores) -> dict[str, Any]:
+    """What scores.json says of single classes."""
+    return {CLASSES: list(classes), CONFUSION: scores.confusion.tolist()}
 
 
 def _score_table(scores: ImageScores) -> dict[str, Any]:

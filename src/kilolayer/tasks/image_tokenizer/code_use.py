@@ -29,5 +29,5 @@ def has_collapsed(found: float, codes: int, patches: int) -> bool:
 
 def collapse_text(found: float, codes: int) -> str:
     """What is said of a collapsed codebook."""
-    fix = "set model.restart above 0, lower model.codes or lower train.lr"
+    fix = "raise model.restart, lower model.codes or lower train.lr"
     return f"the codebook has collapsed: {codes:,} codes are used like {found:,.1f}; {fix}"

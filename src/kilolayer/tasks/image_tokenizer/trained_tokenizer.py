@@ -12,6 +12,8 @@ from kilolayer.data.images import normalized
 from kilolayer.errors import InputError, shown
 from kilolayer.runs.trained_run import TrainedRun
 
+MOST = 1.5
+"""The largest number of an image that may have been scaled to -1 to 1; interpolation can go a little beyond 1."""
 AT_ONCE = 256
 """Images that are encoded or decoded together."""
 
@@ -31,6 +33,10 @@ class TrainedImageTokenizer(TrainedRun):
         images: [images, channels, height, width], uint8, or floating-point numbers from -1 to 1.
         """
         given = _as_tensor(images, "images")
+        if given.is_floating_point() and given.abs().max() > MOST:
+            raise InputError(
+                f"images have numbers up to {given.abs().max():.4g}", fix="scale them to -1 to 1, or give levels as uint8"
+            )
         codes = [self.reader.encode(self._read(each)) for each in given.split(AT_ONCE)]  # pyright: ignore[reportCallIssue]
         return torch.cat(codes).cpu()
 
@@ -43,6 +49,7 @@ class TrainedImageTokenizer(TrainedRun):
         return torch.cat(images).cpu()
 
     def _read(self, images: Tensor) -> Tensor:
+        self.reader.check_images(images, torch.uint8)  # pyright: ignore[reportCallIssue]
         on_device = images.to(self.device)
         return normalized(on_device) if on_device.dtype == torch.uint8 else on_device.float()
 

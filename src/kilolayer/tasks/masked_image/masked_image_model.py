@@ -46,8 +46,9 @@ class MaskedImageModel(TrainedRun):
 
         images: a path, an image of Pillow, or pixels, uint8 [height, width, channels] or [height, width]; or a list of these. A
         folder or an archive stands for all images in it. Images of another size are scaled and cropped as in training.
-        seed: which masks are drawn. Codes are drawn by the tokenizer; predicted pixels are shown with the hidden patch's own
-        mean and deviation. One image that cannot be read raises an error; among several, it has a `fault` instead of pixels.
+        seed: which masks are drawn, another for each image of a list. Codes are drawn by the tokenizer; predicted pixels are
+        shown with the hidden patch's own mean and deviation. One image that cannot be read raises an error; among several, it
+        has a `fault` instead of pixels.
         """
         masks, one = masks_of(self.config, seed), is_one_image(images)
         found = list(self._reconstructed([images] if one else images, masks))

@@ -65,7 +65,7 @@ class SegmentTask(Task[SegmentConfig]):
     @classmethod
     def read_text(
         cls, config: SegmentConfig, vocabulary: None, text: OtherText, cache: Path
-    ) -> Callable[[Any], dict[str, dict[str, Any]]]:
+    ) -> Callable[[Any], dict[str, Any]]:
         """Read other images, and their label images, of the same classes."""
         title = registry.get(config.task).title
         files = text.files(title)
@@ -77,8 +77,9 @@ class SegmentTask(Task[SegmentConfig]):
             )
         images = read_pairs(*files, config.images, cache)
 
-        def score(model: Any) -> dict[str, dict[str, Any]]:
-            return {"test": _score_table(measure_pixels(model, images, config.images.rows))}
+        def score(model: Any) -> dict[str, Any]:
+            found = measure_pixels(model, images, config.images.rows)
+            return {"test": _score_table(found), IOU: _by_class(images.classes, found)}
 
         return score
 
@@ -146,9 +147,8 @@ class SegmentTask(Task[SegmentConfig]):
             write_results(folder, [], {}, weights)
             return
         found = measure_pixels(model, images, self.rows)
-        by_class = [{"name": name, **asdict(iou)} for name, iou in zip(self.classes, found.by_class(), strict=True)]
         tables = {"test" if self.test is not None else VALIDATION: _score_table(found)}
-        write_results(folder, [], tables | {IOU: by_class, OVERLAYS: _picture(model, shown)}, weights)
+        write_results(folder, [], tables | {IOU: _by_class(self.classes, found), OVERLAYS: _picture(model, shown)}, weights)
 
 
 def _given_or_drawn(config: ImagePairsConfig, cache: Path) -> ImagePairsConfig:
@@ -156,6 +156,11 @@ def _given_or_drawn(config: ImagePairsConfig, cache: Path) -> ImagePairsConfig:
     assert isinstance(found, ImagePairsConfig)
     drawn = config.train is None and not config.classes
     return replace(found, classes=["background", *SHAPES]) if drawn else found
+
+
+def _by_class(classes: Sequence[str], found: Segmentation) -> list[dict[str, Any]]:
+    """The IoU of each class."""
+    return [{"name": name, **asdict(iou)} for name, iou in zip(classes, found.by_class(), strict=True)]
 
 
 def _score_table(found: Segmentation) -> dict[str, Any]:
