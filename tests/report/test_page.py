@@ -326,6 +326,14 @@ def test_scores_of_any_form_do_not_stop_the_page(tmp_path: Path, scores: object)
     assert "Training" in page_of(made).headings
 
 
+@pytest.mark.parametrize("parts", [("test",), ("test a", "test b")])
+def test_the_page_says_which_weights_were_scored(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    made = make_run(tmp_path / "run")
+    weights = {"chosen": "best", "steps": [20], "passed_over": [30]}
+    (made / "scores.json").write_text(json.dumps({**{each: {"bleu": {"value": 1.0}} for each in parts}, "weights": weights}))
+    assert "Scored weights: best, step 20; damaged or missing: step 30." in page_of(made).text
+
+
 def test_values_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
     made = make_run(tmp_path / "run")
     lines = [

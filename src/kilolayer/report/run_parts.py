@@ -11,7 +11,7 @@ from kilolayer import hints
 from kilolayer.display import Line, Part, Pictures, TitledTable
 from kilolayer.files.paths import kind_of
 from kilolayer.report.record import Record, read_record
-from kilolayer.report.scores_section import show_score
+from kilolayer.report.scores_section import scored_weights, show_score
 from kilolayer.tasks.config import RunConfig
 from kilolayer.tasks.registry import Headline, Registration
 from kilolayer.tasks.results import read_samples, read_scores, tables_of_tests
@@ -83,14 +83,18 @@ def score_parts(scores: dict[str, Any], headline: Headline | None = None) -> lis
     """
     tests = tables_of_tests(scores)
     if len(tests) > 1:
-        return [*_direction_parts(tests, scores.get("averages", {}), headline), *_weight_parts(scores.get("weights"))]
+        return [*_direction_parts(tests, scores.get("averages", {}), headline), *_weight_parts(scores)]
     found = [
         TitledTable(
             name, [(each["name"], show_score(key, each, headline), _signature_or_reason(each)) for key, each in entry.items()]
         )
         for name, entry in tests.items()
     ]
-    return [*found, *(_weight_parts(scores.get("weights")) if tests else [])]
+    return [*found, *(_weight_parts(scores) if tests else [])]
+
+
+def _weight_parts(scores: dict[str, Any]) -> list[Part]:
+    return [Line(f"{text}\n")] if (text := scored_weights(scores)) else []
 
 
 def headline_parts(scores: dict[str, Any], task: Registration) -> list[Part]:
@@ -118,15 +122,6 @@ def _direction_parts(
         f"{each['name']}: {_signature_or_reason(each)}" for entry in tests.values() for each in entry.values()
     )
     return [TitledTable("scores by test set", rows, ["", *names.values()]), *map(Line, signatures), Line()]
-
-
-def _weight_parts(weights: Any) -> list[Part]:
-    """Which checkpoints were scored."""
-    match weights:
-        case {"chosen": str(chosen), "steps": list(steps), "passed_over": list(others)}:
-            fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
-            return [Line(f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}\n")]
-    return []
 
 
 def _signature_or_reason(score: dict[str, Any]) -> str:

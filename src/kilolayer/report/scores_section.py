@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kilolayer.report.record import Entry, number
@@ -32,25 +32,39 @@ class ScoredTest:
 
 @dataclass(frozen=True)
 class ScoresSection:
-    """One test set with its scores; or a table with one row per direction, the averages, and each signature once."""
+    """One test set with its scores; or a table with one row per direction, the averages, and each signature once.
+
+    weights: which checkpoints were scored.
+    """
 
     tests: list[ScoredTest] = field(default_factory=list)
     averages: Table | None = None
     by_direction: Table | None = None
     signatures: list[str] = field(default_factory=list)
+    weights: str = ""
 
 
 def scores_section(scores: dict[str, Any], headline: Headline | None = None) -> ScoresSection:
     """The scores in scores.json; empty if there are none. headline: the task's main score, which may have more decimals."""
     sets = score_sets(scores)
     if len(sets) > 1:
-        return _by_direction(sets, scores.get("averages"), headline)
+        return replace(_by_direction(sets, scores.get("averages"), headline), weights=scored_weights(scores))
     return ScoresSection(
         [
             ScoredTest(name, [_score(key, score, headline) for key, score in entries.items() if isinstance(score, dict)])
             for name, entries in sets
-        ]
+        ],
+        weights=scored_weights(scores),
     )
+
+
+def scored_weights(scores: dict[str, Any]) -> str:
+    """Which checkpoints the scores in scores.json belong to; empty if it does not say."""
+    match scores.get("weights"):
+        case {"chosen": str(chosen), "steps": list(steps), "passed_over": list(others)}:
+            fault = f"; damaged or missing: step {', '.join(map(str, others))}" if others else ""
+            return f"weights: {chosen}, step {', '.join(map(str, steps))}{fault}"
+    return ""
 
 
 def score_sets(scores: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
