@@ -266,7 +266,8 @@ def check_fit(own: Mapping[str, torch.Tensor], weights: Mapping[str, torch.Tenso
         raise InputError(
             f"the checkpoint does not fit the configuration: {misfit}",
             where=str(where),
-            fix="use the config.toml and the vocabulary that the checkpoint was trained with",
+            fix="use the config.toml and the vocabulary that the checkpoint was trained with; to start from it, leave the "
+            "options of the model, and the channels of its images, as they were",
         )
 
 

@@ -154,7 +154,7 @@ class MaskedImageConfig(RunConfig):
             not codes and model.vocab_size != image.pixels,
             f"vocab_size is {model.vocab_size}, but a patch has {image.pixels} pixels",
             "model",
-            "remove vocab_size",
+            "remove vocab_size" + (f"; if the start predicts codes, {NAME_TOKENIZER}" if self.train.start_from else ""),
         )
         yield not codes and image.pixels < 2, "a single pixel has no deviation", "model.image", "choose a larger patch"
         yield (
