@@ -2,14 +2,14 @@
 
 A series is a model, a task, a warm-up and an eps; its learning rates differ by factors of 2 and are meant to lie on both sides
 of the largest one that the model survives. Series, not runs, are assigned to one of the two sets, so that no run of a series
-that the rule was fitted on is among those that test it.
+that the rule was fitted on is among those that test it. Series of image classifiers, drawn later, are a test of their own.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ PRE = ("pre_ln", "sub_ln", "normformer", "rezero", "r_fixup", "t_fixup", "layer_
 OFTEN = ("deepnorm", "deepnorm", "deepnorm", "post_ln", "admin", "pre_ln", "sub_ln")
 """Drawn as often as all others together."""
 STEPS = {6: 400, 12: 400, 24: 300, 50: 300, 100: 200, 200: 200}
-SERIES = 110
+SERIES, OF_IMAGES = 110, 30
 
 
 @dataclass(frozen=True)
@@ -51,17 +51,27 @@ def runs() -> Iterator[Run]:
     """All runs, series by series."""
     dice = random.Random(30)
     for series in range(SERIES):
-        task = TASKS[series % 3]
-        recipe = dice.choice(OFTEN) if dice.random() < 0.5 else dice.choice(POST + PRE)
-        layers = dice.choices(list(DEPTHS), list(DEPTHS.values()))[0]
-        if task == "translation" and layers > 50:  # the runs of benchmarks/reproduce have the deeper ones
-            layers = 50
-        dim = dice.choice((32, 32, 64)) if layers <= 24 else 32
-        lowest = {True: 5e-4 if layers >= 24 else 1e-3, False: 4e-3}[recipe in POST] * dice.choice((0.5, 1, 1, 2))
-        warmup, eps, seed = dice.choice(WARMUPS), dice.choice((1e-8, 1e-8, 1e-4)), dice.randrange(1000)
-        which: Set = "fit" if dice.random() < 0.35 else "test"
-        for power in range(4):
-            yield Run(series, which, task, recipe, layers, dim, lowest * 2**power, warmup, eps, seed, STEPS[layers])
+        yield from _series(series, TASKS[series % 3], dice)
+
+
+def image_runs() -> Iterator[Run]:
+    """Those of image classifiers, series by series."""
+    dice = random.Random(33)
+    for series in range(SERIES, SERIES + OF_IMAGES):
+        yield from (replace(run, set="test") for run in _series(series, "classify_image", dice))
+
+
+def _series(series: int, task: str, dice: random.Random) -> Iterator[Run]:
+    recipe = dice.choice(OFTEN) if dice.random() < 0.5 else dice.choice(POST + PRE)
+    layers = dice.choices(list(DEPTHS), list(DEPTHS.values()))[0]
+    if task == "translation" and layers > 50:  # the runs of benchmarks/reproduce have the deeper ones
+        layers = 50
+    dim = dice.choice((32, 32, 64)) if layers <= 24 else 32
+    lowest = {True: 5e-4 if layers >= 24 else 1e-3, False: 4e-3}[recipe in POST] * dice.choice((0.5, 1, 1, 2))
+    warmup, eps, seed = dice.choice(WARMUPS), dice.choice((1e-8, 1e-8, 1e-4)), dice.randrange(1000)
+    which: Set = "fit" if dice.random() < 0.35 else "test"
+    for power in range(4):
+        yield Run(series, which, task, recipe, layers, dim, lowest * 2**power, warmup, eps, seed, STEPS[layers])
 
 
 def table_of(run: Run, data: Path, corpus: Path) -> dict[str, Any]:
@@ -92,5 +102,10 @@ def table_of(run: Run, data: Path, corpus: Path) -> dict[str, Any]:
         text = {"folder": str(corpus), "directions": ["en-de"], "train": ["train"], "valid": "valid"}
         pieces = {"vocab_size": 300, "byte_fallback": False, "character_coverage": 1.0}
         return shared | {"data": text, "tokenizer": pieces, "batches": {"tokens": 400, "shapes": 3}}
+    if run.task == "classify_image":
+        shared["model"]["image"] = {"patch": 8}
+        source = f"{data / 'cifar10' / 'cifar10_jpeg.tar.xz'}:train"
+        images = {"train": source, "size": 32, "rows": 16, "valid_share": 0.02}
+        return shared | {"task": run.task, "images": images, "augment": {"crop": "pad"}}
     text = {"train": str(data / "lm_small" / "tinyshakespeare.txt.xz"), "length": 64}
     return shared | {"task": run.task, "text": text, "tokenizer": {"kind": "bytes"}, "batches": {"tokens": 256}}

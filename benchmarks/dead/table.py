@@ -1,17 +1,17 @@
 """Label the runs, fit the rule about dying stacks on one set, count its errors on the other: writes runs.json and table.md.
 
-python benchmarks/dead/table.py [RUNS.jsonl]        # from the runs of train.py, or again from runs.json
+python benchmarks/dead/table.py [RUNS.jsonl] [--images RUNS.jsonl]      # from the runs of train.py, or again from runs.json
 
 The runs are those of design.py; those of benchmarks/reproduce/deepnet-table1.json that recorded their stacks, of which the
 methods of FIT are for fitting; and in the test set those of deepnorm.json, DeepNorm 50L-50L as in that table, in fp32 and
 eagerly, and those of admin-figure2, admin-table4 and admin-checks. The label of a run is the outcome that a comparison gives it
-(kilolayer.compare.outcome), from its end alone.
+(kilolayer.compare.outcome), from its end alone. Those of image classifiers are in images.json; the rule is only tried on them.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import product
@@ -25,6 +25,7 @@ from kilolayer.evaluate.stack_label import DEAD, DYING, FEWEST, LEVELS, SHARE, c
 from kilolayer.report.record import Record
 
 HERE = Path(__file__).parent
+IMAGES = HERE / "images.json"
 RUNS, DEEPNORM, TABLE1 = HERE / "runs.json", HERE / "deepnorm.json", HERE.parent / "reproduce" / "deepnet-table1.json"
 KEPT = ("name", "set", "task", "recipe", "layers", "dim", "lr", "warmup", "eps", "seed", "steps", "source_gain")
 FIT, ADMIN_LR = ("admin", "ds_init", "normformer"), 7e-4
@@ -187,7 +188,12 @@ def _columns(name: str, runs: Sequence[Run]) -> str:
     return f"{name}: of {len(living(runs))} living | of {len(died(runs))} dead | in the first half"
 
 
-def markdown(runs: Sequence[Run]) -> str:
+def image_runs() -> list[Run]:
+    """The runs of image classifiers."""
+    return json.loads(IMAGES.read_text())["runs"]
+
+
+def markdown(runs: Sequence[Run], images: Sequence[Run]) -> str:
     fit, test = ([run for run in runs if run["set"] == name] for name in ("fit", "test"))
     wrong, found, early = errors(test)
     dead, alive = died(test), living(test)
@@ -228,17 +234,52 @@ def markdown(runs: Sequence[Run]) -> str:
     simple: list[Rule] = [((window, share),) for window in (0.05, 0.1) for share in (3e-4, 1e-4, 3e-5)]
     for rule in best_rules(fit)[:10] + simple:
         lines.append(f"| {text_of(rule)} | {' | '.join(map(str, (*errors(fit, rule), *errors(test, rule))))} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_of_images(images)]) + "\n"
+
+
+def _of_images(runs: Sequence[Run]) -> list[str]:
+    wrong, found, early = errors(runs)
+    alive, dead = living(runs), died(runs)
+    return [
+        "",
+        "## Image classifiers",
+        "",
+        f"{len(runs)} runs on CIFAR-10, none of which was for fitting.",
+        "",
+        "| label at the end | runs |",
+        "|---|---|",
+        *(f"| {label} | {count} |" for label, count in sorted(Counter(run["label"] for run in runs).items())),
+        "",
+        "| | runs | called dying |",
+        "|---|---|---|",
+        f"| living | {len(alive)} | {wrong} (95% bound {bound(len(alive)):.1%}) |",
+        f"| dead | {len(dead)} | {found}, {early} of them in the first half of the run |",
+        "",
+        "| a stack was seen below | runs | not dead at the end | living |",
+        "|---|---|---|---|",
+        *(f"| {share:g} | {seen} | {recovered} | {learned} |" for share, seen, recovered, learned in levels(runs)),
+    ]
+
+
+def keep(trained: Path, kept: Path, options: str = "") -> None:
+    """Label the runs of train.py, and write them to a file of results. options: those that they were trained with."""
+    rows = [json.loads(line) for line in trained.read_text().splitlines()]
+    runs = [labelled(run) for run in sorted(rows, key=lambda run: run["name"]) if "error" not in run]
+    about = {"command": f"python benchmarks/dead/train.py WORK{options}", "hardware": "two CPU cores", "torch": "2.13.0"}
+    text = json.dumps(about, indent=1)[:-2] + ',\n "runs": [\n' + ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    kept.write_text(text + "\n ]\n}\n")
 
 
 def main() -> None:
-    if len(sys.argv) > 1:
-        rows = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-        runs = [labelled(run) for run in sorted(rows, key=lambda run: run["name"]) if "error" not in run]
-        about = {"command": "python benchmarks/dead/train.py WORK", "hardware": "two CPU cores", "torch": "2.13.0"}
-        text = json.dumps(about, indent=1)[:-2] + ',\n "runs": [\n' + ",\n".join(f"  {json.dumps(run)}" for run in runs)
-        RUNS.write_text(text + "\n ]\n}\n")
-    (HERE / "table.md").write_text(markdown(every_run()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path, nargs="?")
+    parser.add_argument("--images", type=Path)
+    options = parser.parse_args()
+    if options.runs is not None:
+        keep(options.runs, RUNS)
+    if options.images is not None:
+        keep(options.images, IMAGES, " --images")
+    (HERE / "table.md").write_text(markdown(every_run(), image_runs()))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Train the runs of design.py to their end on the CPU, one per core, and keep what was seen of each.
 
-python benchmarks/dead/train.py WORK [--parallel 2] [--seconds 36000] [--only NAME]
+python benchmarks/dead/train.py WORK [--images] [--parallel 2] [--seconds 36000] [--only NAME]
 
-Writes WORK/runs.jsonl, one line per run; the same command goes on where it was stopped. Needs KILOLAYER_DATA.
+Writes WORK/runs.jsonl, one line per run; the same command goes on where it was stopped. Needs KILOLAYER_DATA. --images: the
+runs of image classifiers, and no others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from design import Run, runs, table_of
+from design import Run, image_runs, runs, table_of
 
 from kilolayer.config import build
 from kilolayer.data.grammar import write_corpus
@@ -39,7 +40,7 @@ POINTS = 20
 @lru_cache
 def task_of(kind: str, corpus: Path) -> tuple[Task, float | None]:
     """The data of a task, read once per process, and the loss of predicting token frequencies."""
-    sample = next(run for run in runs() if run.task == kind)
+    sample = next(run for run in (*runs(), *image_runs()) if run.task == kind)
     task = prepare(build(RunConfig, table_of(sample, Path(os.environ["KILOLAYER_DATA"]), corpus)), cache_folder())
     return task, task.frequency_loss()
 
@@ -94,16 +95,18 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=36_000.0)
     parser.add_argument("--only", default="")
+    parser.add_argument("--images", action="store_true")
     options = parser.parse_args()
     corpus, kept = options.work / "corpus", options.work / "runs.jsonl"
     corpus.mkdir(parents=True, exist_ok=True)
     write_corpus(corpus)
     known = {json.loads(line)["name"] for line in kept.read_text().splitlines()} if kept.exists() else set()
-    left = [run for run in runs() if run.name not in known and options.only in run.name]
+    chosen = image_runs() if options.images else runs()
+    left = [run for run in chosen if run.name not in known and options.only in run.name]
     deadline = time.monotonic() + options.seconds
     with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as pool, kept.open("a") as log:
         waiting = iter(left)
-        running = {pool.submit(work, run, corpus) for run, _ in zip(waiting, range(options.parallel), strict=False)}
+        running = {pool.submit(work, run, corpus) for _, run in zip(range(options.parallel), waiting, strict=False)}
         while running:
             future = next(as_completed(running))
             running.remove(future)

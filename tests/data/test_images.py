@@ -316,9 +316,15 @@ def test_batches(folder: Path, tmp_path: Path) -> None:
 
 def test_in_order(folder: Path, tmp_path: Path) -> None:
     images = find_images(ImagesConfig(train=str(folder), size=8), tmp_path / "cache").train
-    found = list(in_order(images, 4, most=5))
-    assert [members.tolist() for members, _ in found] == [[0, 1, 2, 3], [4]]
-    assert found[1][1].labels.tolist() == [1, FILLED, FILLED, FILLED]
+    every = [members for members, _ in in_order(images, 4)]
+    assert np.concatenate(every).tolist() == list(range(len(images)))
+    assert max(map(len, every)) == 4
+    few = list(in_order(images, 4, most=5))
+    members = np.concatenate([own for own, _ in few]).tolist()
+    assert len(set(members)) == 5
+    assert few[1][1].labels.tolist() == [images.labels[members[4]], FILLED, FILLED, FILLED]
+    # Images are sorted by class; a part of them has all classes.
+    assert {int(images.labels[index]) for index in members} == set(images.labels.tolist())
 
 
 @pytest.mark.parametrize("size", ["360", "0x8", "8x", "axb", "2x2", "8x8x8", "9999x8"])

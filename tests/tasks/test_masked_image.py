@@ -164,7 +164,7 @@ def test_scores_of_pixels_are_those_of_the_pictures(images: Path) -> None:
     task = task_for(images)
     model = model_for(task).float()
     found = task.validate(model, 5)
-    batch = batch_of(task.valid, np.arange(5), 5)
+    batch = batch_of(task.valid, np.arange(5) * len(task.valid) // 5, 5)  # from all over the set
     pictures, order = normalized(batch.pixels), task.fixed_masks(batch.keys)
     masked = torch.zeros(5, 16, dtype=torch.bool).scatter(1, order[:, -6:], value=True)
     outputs = model(pictures, masked=masked).logits.detach()

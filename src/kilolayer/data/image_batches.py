@@ -98,13 +98,19 @@ def batch_of(images: ImageSet, members: np.ndarray, rows: int, epoch: int = 0, l
 
 
 def in_order(images: ImageSet, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, ImageBatch]]:
-    """Every image once, or the first `most`, in order: the indices of each batch, and the batch."""
+    """Every image once, or `most` of them, in order: the indices of each batch, and the batch."""
     for members in members_in_order(images, rows, most):
         yield members, batch_of(images, members, min(rows, len(images)))
 
 
 def members_in_order(images: ImageSet, rows: int, most: int | None = None) -> Iterator[np.ndarray]:
-    """The indices of every image once, or of the first `most`: int64 [rows], the last ones fewer."""
-    members = np.arange(len(images))[:most]
+    """The indices of every image once, or of `most` of them: int64 [rows], the last ones fewer."""
+    members = members_all_over(len(images), most)
     for start in range(0, len(members), rows):
         yield members[start : start + rows]
+
+
+def members_all_over(count: int, most: int | None = None) -> np.ndarray:
+    """The indices of `count` images, or of `most` of them at equal distances, since images are often sorted by class: int64."""
+    members = np.arange(count)
+    return members if most is None or most >= count else members[:most] * count // most

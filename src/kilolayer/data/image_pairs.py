@@ -366,6 +366,6 @@ def pairs_of(images: ImagePairs, members: np.ndarray, rows: int, epoch: int = 0)
 
 
 def pairs_in_order(images: ImagePairs, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, PairBatch]]:
-    """Every image once, or the first `most`, in order: the indices of each batch, and the batch."""
+    """Every image once, or `most` of them, in order: the indices of each batch, and the batch."""
     for members in members_in_order(images, rows, most):
         yield members, pairs_of(images, members, min(rows, len(images)))

@@ -86,7 +86,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 def predict_images(
     model: Encoder, images: ImageSet, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> np.ndarray:
-    """fp32 [images, classes]: the scores of all images, or of the first `most`. rows: images per batch."""
+    """fp32 [images, classes]: the scores of all images, or of `most` from all over the set. rows: images per batch."""
     found: list[np.ndarray] = []
 
     def scores(pixels: Tensor) -> Tensor:

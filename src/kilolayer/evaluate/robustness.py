@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kilolayer.data.corruptions import NAMES, STRENGTHS, corrupt, sketch
-from kilolayer.data.image_batches import batch_of
+from kilolayer.data.image_batches import batch_of, members_all_over
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.images import normalized
 from kilolayer.layers.modules import in_mode
@@ -64,9 +64,7 @@ def measure_robustness(
 
     most: only so many, from all over the set. show: called with what is measured next.
     """
-    members = np.arange(len(images))
-    if most is not None and most < len(images):
-        members = np.unique(np.linspace(0, len(images) - 1, most).round().astype(np.int64))
+    members = members_all_over(len(images), most)
 
     def error(change: Callable[[Tensor, int], Tensor], name: str) -> float:
         if show is not None:

@@ -147,7 +147,7 @@ def count_pixels(found: Tensor, labels: Tensor, classes: int) -> Tensor:
 def measure_pixels(
     model: Encoder, images: ImagePairs, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> Segmentation:
-    """The scores of a model on images with label images, or on the first `most`. rows: images per batch."""
+    """The scores of a model on images with label images, or on `most` from all over the set. rows: images per batch."""
     classes = len(images.classes)
 
     def work(pixels: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

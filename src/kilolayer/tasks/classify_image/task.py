@@ -16,7 +16,7 @@ from kilolayer.data.augment import Augment
 from kilolayer.data.drawn_images import data_notes, given_or_drawn
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
-from kilolayer.data.image_batches import ImageBatches
+from kilolayer.data.image_batches import ImageBatches, members_all_over
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.image_uri import data_uri
 from kilolayer.data.images import ImageParts, find_images, read_images
@@ -124,7 +124,7 @@ class ClassifyImageTask(Task[ClassifyImageConfig]):
         return frequency_loss(np.bincount(self.train.labels))
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> ImageScores | None:
-        """The loss and accuracy on the first `most` validation images; None if there are none."""
+        """The loss and accuracy on at most `most` validation images; None if there are none."""
         return None if self.valid is None else measured(model, self.valid, self.rows, most, recorder)
 
     def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
@@ -176,7 +176,7 @@ def measured(
     """The scores of a model on labelled images."""
     assert images.labels is not None
     found = predict_images(model, images, rows, most, recorder)
-    return measure_images(found, images.labels[: len(found)])
+    return measure_images(found, images.labels[members_all_over(len(images), most)])
 
 
 def _details(classes: Sequence[str], scores: ImageScores) -> dict[str, Any]:

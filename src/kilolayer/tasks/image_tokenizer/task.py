@@ -134,7 +134,7 @@ class ImageTokenizerTask(Task[ImageTokenizerRunConfig]):
         return HeldOut(*(None if part is None else part.digest for part in (self.valid, self.test)))
 
     def validate(self, model: ImageTokenizer, most: int, recorder: Recorder | None = None) -> Reconstructed | None:
-        """The error and the codes of the first `most` validation images; None if there are none."""
+        """The error and the codes of at most `most` validation images; None if there are none."""
         return None if self.valid is None else reconstruct(model, self.valid, self.rows, most, recorder)
 
     def score(self, model: ImageTokenizer, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
@@ -164,7 +164,7 @@ def _score_table(found: Reconstructed, images: int) -> dict[str, Any]:
 def reconstruct(
     model: ImageTokenizer, images: ImageSet, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> Reconstructed:
-    """Encode and decode images, or the first `most`; rows: images per batch. recorder: runs the forward pass of a batch."""
+    """Encode and decode images, or `most` from all over the set. rows: images per batch. recorder: runs the forward pass."""
 
     def work(pixels: Tensor) -> tuple[Tensor, Tensor]:
         originals = normalized(pixels)

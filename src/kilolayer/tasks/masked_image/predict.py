@@ -87,7 +87,7 @@ def measure(
     most: int | None = None,
     recorder: Recorder | None = None,
 ) -> MaskedImageScores:
-    """The scores of images, or of the first `most`. rows: images per batch. recorder: runs the forward pass of a batch."""
+    """The scores of images, or of `most` from all over the set. rows: images per batch. recorder: runs the forward pass."""
     count = masks.count
 
     def work(pixels: Tensor, keys: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ class MaskedImageTask(Task[MaskedImageConfig]):
         return frequency_loss(counts)
 
     def validate(self, model: ImageEncoder, most: int, recorder: Recorder | None = None) -> MaskedImageScores | None:
-        """The scores of the first `most` validation images, with masks that never change; None if there are none."""
+        """The scores of at most `most` validation images, with masks that never change; None if there are none."""
         return (
             None if self.valid is None else measure(model, self.target, self.fixed_masks, self.valid, self.rows, most, recorder)
         )

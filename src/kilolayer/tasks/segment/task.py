@@ -137,7 +137,7 @@ class SegmentTask(Task[SegmentConfig]):
         return frequency_loss(self.train.pixel_counts)
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> Segmentation | None:
-        """The loss and the mean IoU on the first `most` validation images; None if there are none."""
+        """The loss and the mean IoU on at most `most` validation images; None if there are none."""
         return None if self.valid is None else measure_pixels(model, self.valid, self.rows, most, recorder)
 
     def score(self, model: Encoder, folder: Path, weights: Mapping[str, Any] | None = None) -> None:
