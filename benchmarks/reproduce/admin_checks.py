@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     add_options(parser)
     options = parser.parse_args()
-    pool = Pool(options.parallel, time.monotonic() + options.seconds)
+    pool = Pool(options.parallel, time.monotonic() + options.seconds, options.out)
     lab = pool.lab(options.out / "admin-checks", options.tiny, options.earlier)
     plain = PlainRun(lab)
     ours = training(lab)

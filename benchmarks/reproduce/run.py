@@ -5,7 +5,9 @@ PYTHONPATH=src python benchmarks/reproduce/run.py OUT NAME... [--parallel 12] [-
 
 The runs, their folders and the results are those of `kilolayer reproduce NAME --out OUT`; only the start of a process, and the
 compilation of layers that another run has had compiled, are saved. --part, for deepnet-table1: recipes and depths that are
-trained first, each of them at its own pace, all seeds included.
+trained first, each of them at its own pace, all seeds included. --earlier: a file of results of another session; several can be
+given. At the time limit the runs under way stop with a checkpoint, and the same command goes on. OUT/ended.json has every run
+that has ended so far, and is a file for --earlier too.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import argparse
 import json
 import sys
 import time
+import traceback
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kilolayer.reproduce import deepnet_table1
-from kilolayer.reproduce.base import get
+from kilolayer.reproduce.base import Reproduction, Verdict, get
+from kilolayer.reproduce.lab import Lab
 from kilolayer.reproduce.page import save
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -41,18 +46,26 @@ def main() -> None:
     parser.add_argument("--part", action="append", default=[])
     add_options(parser)
     options = parser.parse_args()
-    pool = Pool(options.parallel, time.monotonic() + options.seconds)
+    pool = Pool(options.parallel, time.monotonic() + options.seconds, options.out)
+    failed = 0
     for name in options.names:
-        reproduction = get(name)
         lab = pool.lab(options.out / name, options.tiny, options.earlier)
-        first = [setting for part in options.part for setting in settings_of(part)] if name == "deepnet-table1" else []
-        if first:
-            grid = deepnet_table1.RATES, deepnet_table1.SEEDS
-            lab = replace(lab, earlier=lab.earlier + pool.at_best_rates(lab, "parts", lab.translation(), first, *grid))
-        found = reproduction.measure(lab)
-        verdict = save(lab.folder, reproduction, found, options.tiny)
-        print(json.dumps({"name": name, "verdict": verdict.word, "why": verdict.why}), flush=True)
-    pool.leave()
+        try:
+            verdict = reproduced(get(name), lab, pool, options.part)
+            print(json.dumps({"name": name, "verdict": verdict.word, "why": verdict.why}), flush=True)
+        except Exception:  # the others go on
+            traceback.print_exc()
+            failed = 1
+    pool.leave(failed)
+
+
+def reproduced(reproduction: Reproduction, lab: Lab, pool: Pool, parts: Sequence[str]) -> Verdict:
+    """Train what is missing in the time that is left, and write the results."""
+    if parts and reproduction.name == deepnet_table1.Table1.name:
+        first = [setting for part in parts for setting in settings_of(part)]
+        grid = deepnet_table1.RATES, deepnet_table1.SEEDS
+        lab = replace(lab, earlier=lab.earlier + pool.at_best_rates(lab, "parts", lab.translation(), first, *grid))
+    return save(lab.folder, reproduction, reproduction.measure(lab), lab.tiny)
 
 
 if __name__ == "__main__":
