@@ -1,10 +1,11 @@
 """The memory that training on images takes on a GPU, beside what `kilolayer plan` predicts.
 
-PYTHONPATH=src python benchmarks/vision/memory.py OUT [NAME ...] [--trace] [--tiny]
+PYTHONPATH=src python benchmarks/vision/memory.py OUT [NAME ...] [--trace] [--seconds 480] [--tiny]
 
 Each job is four steps of a configuration of `configs/`, or of a variant of one, in a process of its own, on drawn images:
 memory does not depend on what an image shows. OUT/memory.json has the peak of allocated memory, the prediction and their
-ratio. Without a GPU nothing is measured, and the peak is null.
+ratio. It is written after each job, none is begun after --seconds, and jobs that it has are measured again only if they are
+named. Without a GPU nothing is measured, and the peak is null.
 
 --trace: also what the peak consists of, from a second run of the job with a record of every allocation: GiB by the function of
 Kilolayer that allocated it, or by the innermost function where it was none of ours.
@@ -17,8 +18,9 @@ import json
 import multiprocessing
 import platform
 import shutil
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +33,7 @@ from kilolayer.cli.configuration import read_tables
 from kilolayer.cli.plan import configuration_of, typical_work
 from kilolayer.config import Table, dump, load, merge
 from kilolayer.data.drawn_images import drawn_images
+from kilolayer.files.writing import write
 from kilolayer.runs.budget import budget
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -84,6 +87,15 @@ def measured(name: str, out: Path, tiny: bool) -> dict[str, Any]:
     return row | {"ratio": None if peak is None else round(planned / peak, 3)}
 
 
+def in_a_process(work: Callable[[str, Path, bool], dict[str, Any]], *arguments: Any) -> dict[str, Any]:
+    """What `work` returns in a process of its own, or the reason why it returns nothing."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(work, *arguments).result()
+        except Exception as error:  # the other jobs go on
+            return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
 def traced(name: str, out: Path, tiny: bool) -> dict[str, float]:
     """What the peak of one job consists of, in a process of its own."""
     folder = out / "run"
@@ -126,25 +138,28 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(JOBS))
     parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
-    out = options.out.resolve()
+    options = parser.parse_intermixed_args()
+    if unknown := [name for name in options.names if name not in JOBS]:
+        parser.error(f"no job {unknown[0]!r}; the jobs are {', '.join(JOBS)}")
+    out, deadline = options.out.resolve(), time.monotonic() + options.seconds
     out.mkdir(parents=True, exist_ok=True)
     if not (out / "drawn").exists():
         drawn_images(out / "drawn", 32, {"train": 12 if options.tiny else 1200, "test": 6})
     path = out / "memory.json"
     jobs: dict[str, Any] = json.loads(path.read_text())["jobs"] if path.exists() else {}
-    for name in options.names or JOBS:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            jobs[name] = pool.submit(measured, name, out, options.tiny).result()
-        if options.trace and torch.cuda.is_available():
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                jobs[name]["at peak"] = pool.submit(traced, name, out, options.tiny).result()
+    for name in options.names or [each for each in JOBS if "plan" not in jobs.get(each, {})]:
+        if time.monotonic() > deadline:
+            break
+        jobs[name] = in_a_process(measured, name, out, options.tiny)
+        if options.trace and torch.cuda.is_available() and "error" not in jobs[name]:
+            jobs[name]["at peak"] = in_a_process(traced, name, out, options.tiny)
         print(json.dumps({name: jobs[name]}), flush=True)
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
         document = {"command": "python benchmarks/vision/memory.py OUT", "made_with": made_with, "unit": "GiB", "jobs": jobs}
-        path.write_text(json.dumps(document, indent=1))
+        write(path, json.dumps(document, indent=1))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Image classifiers on CIFAR-10 in a loop that belongs to neither library, beside the trainer: is ours behind, and where?
 
-PYTHONPATH=src python benchmarks/vision/parity.py OUT [NAME ...] [--epochs 10] [--parallel 4] [--small | --tiny]
+PYTHONPATH=src python benchmarks/vision/parity.py OUT [NAME ...] [--epochs 10] [--parallel 4] [--seconds 500] [--small | --tiny]
 
 The loop: torch's AdamW and bf16 autocast, on a GPU one captured graph from the augmentation to the update. In it, Hugging
 Face's ViT with its own start, and `kl.ImageEncoder` by recipe without fast forms. "trainer" is `kl.train` with the
@@ -8,7 +8,9 @@ configuration cifar10-12l and the same options. All have 12 layers of d 384, pat
 rates, warm-up (a twentieth) and cosine. A name is SYSTEM-RATE-ROWS-AUGMENTATION, such as vit-1e-3-512-light or
 trainer:sub_ln-5e-4-128-full; "full" is the augmentation of cifar10-12l, "light" shifts and mirrors images.
 --small: 4 layers of d 128, patches of 8 pixels and one thread, for a CPU.
-OUT/parity.json has the accuracy on the test images after the last epoch, and the training loss by tenths of the run.
+OUT/parity.json has the accuracy on the test images after the last epoch, and the training loss by tenths of the run. It is
+written after each run, and the same command goes on with those that it lacks. A run is not begun if it would not end in time at
+the pace of the last one.
 Needs KILOLAYER_DATA, with cifar10, but for --tiny.
 """
 
@@ -17,12 +19,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
 import platform
 import shutil
+import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -39,6 +42,11 @@ from kilolayer.config import load
 from kilolayer.data.augment import Augment, AugmentConfig
 from kilolayer.data.drawn_images import drawn_images
 from kilolayer.data.images import ImagesConfig, normalized, read_images
+from kilolayer.files.writing import write
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from run_pool import Workers
 
 CONFIG = Path(__file__).parents[2] / "configs" / "cifar10-12l.toml"
 SMOOTHING, DECAY, BETAS, WARMUP, CLIP = 0.1, 0.05, (0.9, 0.999), 0.05, 1.0
@@ -205,7 +213,7 @@ def run(name: str, epochs: int, out: Path, kind: str) -> tuple[str, dict[str, An
     try:
         return name, trained(name, epochs, out, kind)
     except Exception as error:  # the others go on
-        return name, {"error": f"{type(error).__name__}: {error}"[:500]}
+        return name, {**asdict(Job.of(name)), "epochs": epochs, "error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def trained(name: str, epochs: int, out: Path, kind: str) -> dict[str, Any]:
@@ -233,10 +241,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--parallel", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--small", dest="kind", action="store_const", const="small", default="usual")
     parser.add_argument("--tiny", dest="kind", action="store_const", const="tiny")
-    options = parser.parse_args()
-    out = options.out.resolve()
+    options = parser.parse_intermixed_args()
+    out, deadline = options.out.resolve(), time.monotonic() + options.seconds
     out.mkdir(parents=True, exist_ok=True)
     if options.kind == "tiny" and not (out / "drawn").exists():
         drawn_images(out / "drawn", 16, {"train": 24, "test": 6})
@@ -246,14 +255,31 @@ def main() -> None:
     job = partial(run, epochs=options.epochs, out=out, kind=options.kind)
     flags = "" if options.kind == "usual" else f" --{options.kind}"
     command = f"python benchmarks/vision/parity.py OUT --epochs {options.epochs}{flags}"
-    with ProcessPoolExecutor(options.parallel, multiprocessing.get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(job, name) for name in options.names or usual]):
-            name, row = done.result()
-            rows[name] = row
-            print(json.dumps({name: row}), flush=True)
+    waiting = [name for name in options.names or usual if rows.get(name, {}).get("accuracy") is None]
+    workers, pace = Workers(options.parallel, deadline), 0.0
+    running: dict[Future[tuple[str, dict[str, Any]]], tuple[str, ProcessPoolExecutor]] = {}
+    while running or (waiting and time.monotonic() + pace < deadline):
+        while waiting and time.monotonic() + pace < deadline and (worker := workers.take(0)) is not None:
+            name = waiting.pop(0)
+            running[worker.submit(job, name)] = name, worker
+        for done in wait(running, timeout=5.0, return_when=FIRST_COMPLETED).done:
+            name, worker = running.pop(done)
+            try:
+                _, rows[name] = done.result()
+                workers.idle.put(worker)
+            except BrokenProcessPool:
+                rows[name] = {**asdict(Job.of(name)), "epochs": options.epochs, "error": "its process ended"}
+                workers.add()
+            pace = rows[name].get("seconds", pace)
+            print(json.dumps({name: rows[name]}), flush=True)
             device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
             made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
-            path.write_text(json.dumps({"command": command, "made_with": made_with, "runs": rows}, indent=1))
+            write(path, json.dumps({"command": command, "made_with": made_with, "runs": rows}, indent=1))
+        if workers.end_late():
+            break
+    workers.kill()
+    sys.stdout.flush()
+    os._exit(0)  # the executors would wait for processes that were killed
 
 
 if __name__ == "__main__":

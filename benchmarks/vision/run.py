@@ -3,9 +3,10 @@
 PYTHONPATH=src python benchmarks/vision/run.py OUT [NAME ...] [--seconds 540] [--earlier results.json] [--tiny]
 
 Trains the named jobs, or all of them in their order, one after another, as `kilolayer train` does with the configurations of
-`configs/`. OUT/results.json is written after each. At the time limit the active run stops with a checkpoint, and the same
-command goes on; jobs that --earlier has finished are not trained again. A job that starts from another one needs its folder
-under OUT.
+`configs/`. OUT/results.json is written after each run, and again after its corrupted images. At the time limit the active run
+stops with a checkpoint, and the same command goes on; one that was killed goes on from its last checkpoint. Jobs that a file
+given by --earlier has finished are not trained again, but for one that another job starts from and whose folder is not under
+OUT.
 Needs KILOLAYER_DATA, with cifar10 and camvid, but for --tiny.
 
 What is compared:
@@ -26,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,24 @@ from typing import Any
 import torch
 
 import kilolayer as kl
+from kilolayer.compare.result import Member, result_of
 from kilolayer.config import Table, dump, load, merge
 from kilolayer.data.drawn_images import drawn_images
+from kilolayer.files.writing import write
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from reproduce.keep import text_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RECIPES = ("sub_ln", "pre_ln", "deepnorm")
 DEPTHS = (12, 24)
 DEEP, DEEP_EPOCHS = (48, 100), 30
 SEEDS = (1, 2, 3)
-CORRUPTED = 2000
+CLASSIFIER, CORRUPTED = "cifar10-12l", 2000
+SHOWN = ("code", "outcome", "seconds", "scores")
+RARELY = 960
+"""Steps between checkpoints of masked images: 20 epochs. An epoch takes half a second, and writing a checkpoint as long."""
 LONG = 28_000
 """The steps of camvid-masked-12l and camvid-12l together."""
 
@@ -66,7 +76,7 @@ def jobs() -> Iterator[Job]:
     for layers in DEEP:
         for recipe in RECIPES:
             own = {"model": _model(recipe, layers), "train": {"epochs": DEEP_EPOCHS, "average": 1, "keep": 1}}
-            yield Job(f"deep-{recipe}-{layers}", "cifar10-12l", own)
+            yield Job(f"deep-{recipe}-{layers}", CLASSIFIER, own)
     for seed in SEEDS:
         own = {"train": {"seed": seed}}
         yield Job(f"camvid-scratch-{seed}", "camvid-12l", own)
@@ -79,10 +89,10 @@ def trio(recipe: str, layers: int, seed: int) -> Iterator[Job]:
     """From scratch, masked images, and what starts from these."""
     name, own = f"{recipe}-{layers}-{seed}", {"model": _model(recipe, layers), "train": {"seed": seed}}
     if layers == min(DEPTHS):
-        yield Job(f"scratch-{name}", "cifar10-12l", own)
-    yield Job(f"masked-{name}", "cifar10-masked-12l", own)
+        yield Job(f"scratch-{name}", CLASSIFIER, own)
+    yield Job(f"masked-{name}", "cifar10-masked-12l", merge(own, {"train": {"valid_every": RARELY, "save_every": RARELY}}))
     tuned = {"train": {"epochs": 100, "lr": 5e-4, "layer_decay": 0.75}}
-    yield Job(f"tuned-{name}", "cifar10-12l", merge(own, tuned), after=f"masked-{name}")
+    yield Job(f"tuned-{name}", CLASSIFIER, merge(own, tuned), after=f"masked-{name}")
 
 
 def _model(recipe: str, layers: int) -> Table:
@@ -125,7 +135,7 @@ def _tiny(out: Path, table: Table) -> Table:
 
 
 def run(job: Job, out: Path, data: Path | None, deadline: float) -> dict[str, Any]:
-    """Train one job, or go on with it, and score it; without scores if the time is over or it failed."""
+    """Train one job, or go on with it: the exit code, the outcome, the seconds that this took, validations and scores."""
     folder, began = out / job.name, time.monotonic()
     words = ["--resume", str(folder)]
     if not (folder / "config.toml").exists():
@@ -139,13 +149,54 @@ def run(job: Job, out: Path, data: Path | None, deadline: float) -> dict[str, An
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)  # leaves a checkpoint
             code = process.wait()
-    row: dict[str, Any] = {"code": code, "seconds": round(time.monotonic() - began, 1)}
-    if code == 0:
-        found: Any = kl.load(folder)
-        row["scores"] = found.scores().get("test")
-        if job.config == "cifar10-12l":
-            row["corruptions"] = found.corruptions(most=6 if data is None else CORRUPTED).table()
-    return row
+    found = result_of(Member(job.name, job.options, folder))
+    return {
+        "config": job.config,
+        "options": job.options,
+        "after": job.after,
+        "code": code,
+        "outcome": found.outcome.text,
+        "seconds": round(time.monotonic() - began, 1),
+        "seconds_in_steps": found.seconds,
+        "valid": [{key: value for key, value in row.items() if key != "kind"} for row in found.valid],
+        "scores": found.scores.get("test"),
+    }
+
+
+def corruptions(job: Job, out: Path, most: int) -> dict[str, Any]:
+    """The errors of a classifier on corrupted images; the reason, if they could not be measured."""
+    try:
+        found: Any = kl.load(out / job.name)
+        return found.corruptions(most=most).table()
+    except Exception as error:  # the other jobs go on
+        return {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
+def needed(names: Iterable[str], rows: dict[str, Any], out: Path, every: dict[str, Job]) -> Iterator[Job]:
+    """The jobs to train or to score, in order, each after the one that it starts from, if that is not here."""
+    tried: set[str] = set()
+    for name in names:
+        job, here = every[name], {each for each in every if (out / each / "config.toml").exists()}
+        if is_complete(job, rows) or (is_trained(name, rows) and name not in here):
+            continue
+        before = job.after
+        if before is not None and not (is_trained(before, rows) and before in here) and before not in tried:
+            tried.add(before)
+            yield every[before]
+        if name not in tried:
+            tried.add(name)
+            yield job
+
+
+def is_trained(name: str, rows: dict[str, Any]) -> bool:
+    """Whether a run went to its end."""
+    return rows.get(name, {}).get("code") == 0
+
+
+def is_complete(job: Job, rows: dict[str, Any]) -> bool:
+    """Whether a job has all its results."""
+    classifies = job.config == CLASSIFIER
+    return is_trained(job.name, rows) and (not classifies or "mean_corruption_error" in rows[job.name].get("corruptions", {}))
 
 
 def main() -> None:
@@ -153,25 +204,43 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--seconds", type=float, default=540.0)
-    parser.add_argument("--earlier", type=Path)
+    parser.add_argument("--earlier", type=Path, action="append", default=[])
     parser.add_argument("--tiny", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
+    every = {job.name: job for job in jobs()}
+    if unknown := [name for name in options.names if name not in every]:
+        parser.error(f"no job {unknown[0]!r}; the jobs are {', '.join(every)}")
     data = None if options.tiny else Path(os.environ["KILOLAYER_DATA"])
     out, deadline = options.out.resolve(), time.monotonic() + options.seconds
     out.mkdir(parents=True, exist_ok=True)
     path = out / "results.json"
-    earlier = next((each for each in (path, options.earlier) if each is not None and each.exists()), None)
-    rows: dict[str, Any] = {} if earlier is None else json.loads(earlier.read_text())["runs"]
-    every = {job.name: job for job in jobs()}
-    for name in options.names or every:
-        if rows.get(name, {}).get("code") == 0 or time.monotonic() > deadline:
-            continue
-        rows[name] = run(every[name], out, data, deadline)
+    rows: dict[str, Any] = {}
+    for earlier in (*options.earlier, *([path] if path.exists() else [])):
+        rows |= json.loads(earlier.read_text())["runs"]
+
+    def save() -> None:
         device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-        made_with = {"torch": torch.__version__, "python": platform.python_version(), "device": device}
-        found = {"command": "python benchmarks/vision/run.py OUT", "made_with": made_with, "runs": rows}
-        path.write_text(json.dumps(found, indent=1))
-        print(json.dumps({name: {key: value for key, value in rows[name].items() if key != "corruptions"}}), flush=True)
+        versions = {"kilolayer": kl.__version__, "torch": torch.__version__, "python": platform.python_version()}
+        words = " ".join(["OUT", *options.names, *(["--tiny"] if options.tiny else [])])
+        about = {"command": f"python benchmarks/vision/run.py {words}", "made_with": versions | {"device": device}}
+        write(path, text_of({**about, "tiny": options.tiny, "runs": rows}) + "\n")
+
+    for job in needed(options.names or every, rows, out, every):
+        if time.monotonic() > deadline:
+            break
+        if job.after is not None and not is_trained(job.after, rows):
+            print(f"{job.name}: left out, since {job.after} did not end: {out / job.after}.log", flush=True)
+            continue
+        if not is_trained(job.name, rows) or not (out / job.name / "config.toml").exists():
+            before = 0.0 if is_trained(job.name, rows) else rows.get(job.name, {}).get("seconds", 0.0)
+            rows[job.name] = run(job, out, data, deadline)
+            rows[job.name]["seconds"] += before
+            save()
+        if job.config == CLASSIFIER and is_trained(job.name, rows) and time.monotonic() < deadline:
+            rows[job.name]["corruptions"] = corruptions(job, out, CORRUPTED if data is not None else 6)
+            save()
+        shown = {key: value for key, value in rows[job.name].items() if key in SHOWN}
+        print(json.dumps({job.name: shown}), flush=True)
 
 
 if __name__ == "__main__":

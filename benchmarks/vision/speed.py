@@ -1,13 +1,15 @@
 """The training step of an image classifier beside Hugging Face's and timm's ViT: the same shapes, in turns, in one process.
 
-PYTHONPATH=src python benchmarks/vision/speed.py OUT [--shapes 0 1 2 3] [--systems NAME ...] [--rounds 5] [--steps 20] [--tiny]
+PYTHONPATH=src python benchmarks/vision/speed.py OUT [--shapes 0 1 2 3] [--systems NAME ...] [--rounds 5] [--steps 20]
+    [--seconds 480] [--tiny]
 
 bf16 products and fp32 weights updated by AdamW, no dropout, Pre-LN with GELU and learned positions, batches on the device.
 The peers hold fp32 weights under autocast and use torch's fused AdamW; "compiled" is torch.compile in its default mode, each
 block by itself in models of more than 24 layers, which otherwise takes minutes; "in graphs" is its mode reduce-overhead on the
 whole model. Ours is the trainer's own step. "kilolayer from pixels" begins with uint8 images and augments them, by RandAugment,
 erasing, mixup and cutmix, as the trainer does. OUT/speed.json has the median over rounds of steps of each system, and the
-ratios; other shapes that it holds stay.
+ratios; it is written after each shape, and other shapes that it holds stay. No shape is begun after --seconds, and no system
+of a shape is prepared, so that those that are ready are still measured.
 """
 
 from __future__ import annotations
@@ -230,11 +232,16 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def measure(shape: Shape, systems: Sequence[str], rounds: int, steps: int, device: torch.device) -> dict[str, Any]:
+def measure(
+    shape: Shape, systems: Sequence[str], rounds: int, steps: int, device: torch.device, deadline: float
+) -> dict[str, Any]:
     """The median step of each system; one that cannot be run has the reason instead."""
     ready: dict[str, Step] = {}
     row: dict[str, Any] = {"shape": asdict(shape), "name": shape.name, "ms": {}, "missing": {}}
     for name in systems:
+        if time.monotonic() > deadline:
+            row["missing"][name] = "the time was up"
+            continue
         try:
             ready[name] = SYSTEMS[name](shape, device)
             timed(ready[name], 5, device)
@@ -261,16 +268,20 @@ def main() -> None:
     parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=480.0)
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_float32_matmul_precision("high")
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / "speed.json"
     rows: dict[str, Any] = {row["name"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
     for shape in TINY if options.tiny else [SHAPES[index] for index in options.shapes]:
+        if time.monotonic() > deadline:
+            break
         torch._dynamo.reset()
-        rows[shape.name] = measure(shape, options.systems, options.rounds, options.steps, device)
+        rows[shape.name] = measure(shape, options.systems, options.rounds, options.steps, device, deadline)
         print(json.dumps(rows[shape.name]), flush=True)
         made_with = {
             "torch": torch.__version__,
