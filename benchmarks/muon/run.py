@@ -1,7 +1,7 @@
 """Muon against AdamW: the time of a step, and the steps to AdamW's final loss.
 
 python benchmarks/muon/run.py step OUT [--tiny]                  # alone on the GPU
-python benchmarks/muon/run.py train OUT [--parallel 9] [--seconds 1500] [--rows enwik8 ...] [--tiny]
+python benchmarks/muon/run.py train OUT [--rows enwik8 ...] [--parallel 9] [--seconds 500] [--earlier FILE] [--tiny]
 python benchmarks/muon/run.py table OUT                          # OUT/table.md
 
 `step`: 24 layers, d 1024, 32 x 1,024 tokens, bf16, as in benchmarks/speed; both optimizers in turns, recorded and in eager
@@ -9,14 +9,14 @@ mode. `train`: German to English at 18L-18L with DeepNorm and Pre-LN, and enwik8
 rates with the first seed, then the other seeds at the best. Muon also trains at its best rate with a quarter fewer steps and
 the schedule shortened with them: what counts as 25% fewer steps is a loss there that is not above AdamW's. The row "recipes"
 trains six recipes at 12, 48 and 96 layers per side with one seed, at the best rates of DeepNorm at 18, and is left out unless
-it is named. The runs are those of `kilolayer train`. OUT/results.json is written after each, so that the same command goes on.
-Needs KILOLAYER_DATA, with manythings and enwik8, but for --tiny.
+it is named. The runs are those of `kilolayer train`. OUT/results.json is written after each. A run is not begun if it would not
+end in time at the pace of its row; those under way at the time limit stop with a checkpoint, from which the same command goes
+on. --earlier: a results.json of another session. Needs KILOLAYER_DATA, with manythings and, for enwik8, that, but for --tiny.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import lzma
@@ -27,22 +27,28 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "speed"))
 
 from jobs import LANGUAGE
 from ours import kilolayer as training_step
+from reproduce.keep import text_of as lines_of
+from run_pool import Workers
+from run_pool import train as trained
 
+from kilolayer.compare.result import Member, result_of
 from kilolayer.config import Table, dump, merge
+from kilolayer.files.writing import write
 from kilolayer.reproduce.lab import Lab
-from kilolayer.runs.metrics import read_metrics
+from kilolayer.reproduce.stored_run import ended
 
 GRID = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)
 SEEDS = (1, 2, 3)
@@ -50,8 +56,9 @@ OPTIMIZERS = ("adamw", "muon")
 SHORTER = 0.75
 RECIPES = ("deepnorm", "pre_ln", "post_ln", "sub_ln", "admin", "peri_ln")
 DEPTHS = (12, 48, 96)
+ROWS = ("de-en-deepnorm", "de-en-pre_ln", "enwik8", *(f"recipes-{recipe}-{layers}" for recipe in RECIPES for layers in DEPTHS))
 WORST = 1e9
-"""The loss of a run that has none: it diverged, or ended with an error."""
+"""The loss of a run that has none: it diverged."""
 
 
 @dataclass(frozen=True)
@@ -70,23 +77,18 @@ class Job:
         return f"{self.row}-{self.optimizer}-lr{self.lr:g}-seed{self.seed}" + ("" if self.share == 1 else f"-{self.share:g}")
 
 
-def tables(work: Path, tiny: bool) -> dict[str, Table]:
-    """The configuration of each row, without optimizer, rate and seed."""
+def table_of(row: str, work: Path, tiny: bool) -> Table:
+    """The configuration of a row, without optimizer, rate and seed."""
     data = None if tiny else Path(os.environ["KILOLAYER_DATA"])
     lab = Lab(work / "lab", tiny, data)
-    often = {"valid_every": 2 if tiny else 25}
-    pairs = {"train": {"steps": 8 if tiny else 2000, "warmup_steps": 2 if tiny else 800, "weight_decay": 0.01, **often}}
-    found = {
-        f"de-en-{recipe}": merge(lab.translation(), merge(pairs, {"model": {"layers": 2 if tiny else 18, "recipe": recipe}}))
-        for recipe in ("deepnorm", "pre_ln")
-    }
-    found["enwik8"] = enwik8(lab, work, data)
-    shorter = {"train": {"steps": 8 if tiny else 1000, "warmup_steps": 2 if tiny else 400}}
-    for recipe in RECIPES:
-        for layers in DEPTHS:
-            model = {"model": {"layers": 2 if tiny else layers, "recipe": recipe}}
-            found[f"recipes-{recipe}-{layers}"] = merge(lab.translation(), merge(merge(pairs, shorter), model))
-    return found
+    if row == "enwik8":
+        return enwik8(lab, work, data)
+    recipe, layers, steps = row.removeprefix("de-en-"), 18, 2000
+    if row.startswith("recipes-"):
+        recipe, layers, steps = row.split("-")[1], int(row.split("-")[2]), 1000
+    length = {"steps": 8, "warmup_steps": 2} if tiny else {"steps": steps, "warmup_steps": round(0.4 * steps)}
+    train = {**length, "weight_decay": 0.01, "valid_every": 2 if tiny else 25}
+    return merge(lab.translation(), {"train": train, "model": {"layers": 2 if tiny else layers, "recipe": recipe}})
 
 
 def enwik8(lab: Lab, work: Path, data: Path | None) -> Table:
@@ -126,31 +128,21 @@ def config_of(job: Job, table: Table) -> Table:
 
 
 def run(job: Job, table: Table, folder: Path) -> dict[str, Any]:
-    """Train one run in a process of the pool, anew if it was cut off, and return its validations."""
-    from kilolayer.cli.main import main as command
-
+    """Train one run in a process of the pool, or go on with it, and return its validations."""
     folder.mkdir(parents=True, exist_ok=True)
-    config, began = folder / "config.toml", time.monotonic()
+    config = folder / "config.toml"
     config.write_text(dump(config_of(job, table)))
-    with (folder / "log.txt").open("a") as log, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        try:
-            code = command(["train", str(config), "--run", str(folder / "run"), "--overwrite"])
-        except SystemExit as ended:
-            code = ended.code
-        except Exception as error:  # the other runs go on
-            code = f"{type(error).__name__}: {error}"[:300]
-    rows = read_metrics(folder / "run") if (folder / "run").exists() else []
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    valid = [(row["step"], row["loss"]) for row in rows if row["kind"] == "valid"]
+    code, seconds = trained(config, folder / "run", folder / "log.txt", Path.cwd())
+    result = result_of(Member(job.name, {}, folder / "run"))
     own = {"row": job.row, "optimizer": job.optimizer, "lr": job.lr, "seed": job.seed, "share": job.share}
-    return {"name": job.name, **own, "valid": valid, "seconds": round(time.monotonic() - began, 1), "code": code}
+    end = {"outcome": result.outcome.kind, "text": result.outcome.text, "code": code, "seconds": round(seconds, 1)}
+    valid = [(row["step"], row.get("loss")) for row in result.valid]
+    return {"name": job.name, **own, "valid": valid, "seconds_in_steps": result.seconds, **end}
 
 
 def final_loss(found: dict[str, Any]) -> float:
     """The last validation loss of a run that went to its end."""
-    loss = found["valid"][-1][1] if found["valid"] and found["code"] in (0, None) else math.nan
+    loss = found["valid"][-1][1] if found["valid"] and found["outcome"] != "diverged" else math.nan
     return loss if isinstance(loss, float) and math.isfinite(loss) else WORST
 
 
@@ -193,46 +185,56 @@ def wanted(rows: Sequence[str], known: dict[str, dict[str, Any]]) -> Iterator[Jo
 
 def train(options: argparse.Namespace) -> None:
     """Train what is missing until the time is over."""
-    every = tables(options.out, options.tiny)
-    named = options.rows or [row for row in every if not row.startswith("recipes-")]
-    rows = [row for row in every if any(row == each or row.startswith(f"{each}-") for each in named)]
+    named = options.rows or [row for row in ROWS if not row.startswith("recipes-")]
+    rows = [row for row in ROWS if any(row == each or row.startswith(f"{each}-") for each in named)]
+    every = {row: table_of(row, options.out, options.tiny) for row in rows}
     path = options.out / "results.json"
-    known = {each["name"]: each for each in json.loads(path.read_text())["runs"]} if path.exists() else {}
+    known: dict[str, dict[str, Any]] = {}
+    for earlier in (*options.earlier, *([path] if path.exists() else [])):
+        known |= {each["name"]: each for each in json.loads(earlier.read_text())["runs"]}
     deadline = time.monotonic() + options.seconds
-    running: dict[Future[dict[str, Any]], Job] = {}
+    workers, pace = Workers(options.parallel, deadline), dict.fromkeys(rows, 0.0)
+    running: dict[Future[dict[str, Any]], tuple[Job, ProcessPoolExecutor]] = {}
     failed: set[str] = set()
-    pool = ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn"))
     while True:
-        busy = {*known, *failed, *(job.name for job in running.values())}
+        busy = {*known, *failed, *(job.name for job, _ in running.values())}
+        left = deadline - time.monotonic()
         waiting = [job for job in dict.fromkeys(wanted(rows, known)) if job.name not in busy]
-        while waiting and len(running) < options.parallel and time.monotonic() < deadline:
+        waiting = [job for job in waiting if pace[job.row] * job.share < left]
+        while waiting and (worker := workers.take(0)) is not None:
             job = waiting.pop(0)
-            running[pool.submit(run, job, every[job.row], options.out / "runs" / job.name)] = job
-        if not running or time.monotonic() > deadline + 60:
+            running[worker.submit(run, job, every[job.row], options.out / "runs" / job.name)] = job, worker
+        if not running:
             break
-        done, _ = wait(running, timeout=5.0, return_when=FIRST_COMPLETED)
-        for future in done:
-            job = running.pop(future)
-            found = future.result()
-            if found["code"] not in (0, None) and not found["valid"]:
-                failed.add(job.name)  # tried again by the next command: it may have lacked memory
+        for future in wait(running, timeout=5.0, return_when=FIRST_COMPLETED).done:
+            job, worker = running.pop(future)
+            try:
+                found = future.result()
+                workers.idle.put(worker)
+            except BrokenProcessPool:
+                workers.add()
+                failed.add(job.name)
+                print(f"{job.name}: its process ended", flush=True)
+                continue
+            if ended(found):
+                known[job.name], pace[job.row] = found, found["seconds"] / job.share
+                save(path, list(known.values()), options)
             else:
-                known[job.name] = found
-            save(path, list(known.values()), options.tiny)
-            print(
-                f"{deadline - time.monotonic():.0f} s left: {job.name}: {final_loss(found):.4f} (code {found['code']})",
-                flush=True,
-            )
-    for process in list((pool._processes or {}).values()):
-        process.kill()
+                failed.add(job.name)  # the next command goes on with it, or tries again: it may have lacked memory
+            left = deadline - time.monotonic()
+            print(f"{left:.0f} s left: {job.name}: {found['text']}, {_shown(final_loss(found))}", flush=True)
+        if workers.end_late():
+            break
+    workers.kill()
     sys.stdout.flush()
-    os._exit(0)  # the executor would wait for processes that were killed
+    os._exit(0)  # the executors would wait for processes that were killed
 
 
-def save(path: Path, runs: list[dict[str, Any]], tiny: bool) -> None:
+def save(path: Path, runs: list[dict[str, Any]], options: argparse.Namespace) -> None:
     """Write the results."""
-    about = {"command": f"python benchmarks/muon/run.py {' '.join(sys.argv[1:])}", "tiny": tiny, **machine()}
-    path.write_text(json.dumps({**about, "runs": runs}))
+    words = ["train", "OUT", *(["--rows", *options.rows] if options.rows else []), *(["--tiny"] if options.tiny else [])]
+    about = {"command": f"python benchmarks/muon/run.py {' '.join(words)}", "tiny": options.tiny, **machine()}
+    write(path, lines_of({**about, "runs": runs}) + "\n")
 
 
 def machine() -> dict[str, Any]:
@@ -268,8 +270,8 @@ def step(options: argparse.Namespace) -> None:
         print(f"{form}: AdamW {ms['adamw']:.2f} ms, Muon {ms['muon']:.2f} ms, {found[form]['ratio']:.3f} times", flush=True)
         del steps
         gc.collect()
-    text = json.dumps({"command": f"python benchmarks/muon/run.py {' '.join(sys.argv[1:])}", **machine(), **found}, indent=1)
-    (options.out / "step.json").write_text(text + "\n")
+        text = json.dumps({"command": "python benchmarks/muon/run.py step OUT", **machine(), **found}, indent=1)
+        write(options.out / "step.json", text + "\n")
 
 
 def _now(device: torch.device) -> float:
@@ -293,7 +295,7 @@ def table(options: argparse.Namespace) -> None:
     if others:
         lines += ["", "| recipe and layers per side | AdamW | Muon |", "|---|---|---|"]
     for row in dict.fromkeys(each["row"] for each in others):
-        losses = {each["optimizer"]: f"{final_loss(each):.3f}" for each in others if each["row"] == row}
+        losses = {each["optimizer"]: _shown(final_loss(each)) for each in others if each["row"] == row}
         lines.append(f"| {row.removeprefix('recipes-')} | {losses.get('adamw', '-')} | {losses.get('muon', '-')} |")
     (options.out / "table.md").write_text("\n".join(lines) + "\n")
     print("\n".join(lines))
@@ -310,7 +312,7 @@ def _line(row: str, optimizer: str, own: list[dict[str, Any]], goal: float, know
     best, steps = own[0]["lr"], [steps_to(each["valid"], goal) for each in own]
     reached = [each for each in steps if each is not None]
     shorter = _runs(row, optimizer, SHORTER, known)
-    rates = ", ".join(f"{rate:g}: {final_loss(known[Job(row, optimizer, rate).name]):.3f}" for rate in GRID)
+    rates = ", ".join(f"{rate:g}: {_shown(final_loss(known[Job(row, optimizer, rate).name]))}" for rate in GRID)
     cells = [
         row,
         optimizer,
@@ -326,7 +328,11 @@ def _line(row: str, optimizer: str, own: list[dict[str, Any]], goal: float, know
 
 def _spread(losses: list[float]) -> str:
     error = f" ± {stdev(losses) / math.sqrt(len(losses)):.3f}" if len(losses) > 1 else ""
-    return f"{mean(losses):.3f}{error}"
+    return "diverged" if WORST in losses else f"{mean(losses):.3f}{error}"
+
+
+def _shown(loss: float) -> str:
+    return "none" if loss == WORST else f"{loss:.3f}"
 
 
 def main() -> None:
@@ -334,12 +340,15 @@ def main() -> None:
     parser.add_argument("what", choices=("step", "train", "table"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--parallel", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=1500.0)
+    parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument(
         "--rows", nargs="*", help="de-en, de-en-deepnorm, de-en-pre_ln, enwik8, recipes, recipes-deepnorm-48, ..."
     )
+    parser.add_argument("--earlier", type=Path, action="append", default=[])
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
+    if odd := [each for each in options.rows or () if not any(row == each or row.startswith(f"{each}-") for row in ROWS)]:
+        parser.error(f"--rows: no {odd[0]!r}; choose from {', '.join(ROWS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     {"step": step, "train": train, "table": table}[options.what](options)
 
