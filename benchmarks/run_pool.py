@@ -22,6 +22,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from reproduce.keep import text_of, without_folders
+
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.machine import demand_of
 from kilolayer.compare.measure import measures_of
@@ -74,7 +76,7 @@ class Workers:
     """Single processes, each of which trains one run after another; one that dies is replaced."""
 
     def __init__(self, count: int, deadline: float) -> None:
-        self.deadline, self.asked = deadline, False
+        self.deadline, self.asked, self.asking = deadline, False, threading.Lock()
         self.idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
         self.every: list[ProcessPoolExecutor] = []
         for _ in range(count):
@@ -95,9 +97,10 @@ class Workers:
     def end_late(self) -> bool:
         """Ask the runs to stop once ENDING is over, and kill them once GRACE is: whether they have been killed."""
         late = time.monotonic() - self.deadline
-        if late > ENDING and not self.asked:
-            self.asked = True
-            self._each(BaseProcess.terminate)
+        with self.asking:  # once: a second signal would end a run without a checkpoint
+            if late > ENDING and not self.asked:
+                self.asked = True
+                self._each(BaseProcess.terminate)
         if late > GRACE:
             self.kill()
         return late > GRACE
@@ -261,5 +264,5 @@ def study(
     lab = replace(lab, earlier=lab.earlier + pool.at_best_rates(lab, name, config(lab), settings, rates, seeds))
     found = at_best_rate(lab, name, config(lab), settings, rates, seeds)
     about = {"command": command, "made_with": versions()}
-    (options.out / f"{name}.json").write_text(json.dumps(about | found, indent=1) + "\n")
+    write(options.out / f"{name}.json", text_of(without_folders(about | found)) + "\n")
     pool.leave()
