@@ -153,7 +153,8 @@ def slow_warmup(document: Data, short: Data) -> Pieces:
         for method in methods
         for lr in rates
     }
-    best = {method: min(fmean(run["loss"] for run in cells[method, lr]) for lr in rates) for method in methods}
+    trained = {method: [cells[method, lr] for lr in rates if cells[method, lr]] for method in methods}
+    best = {method: min(fmean(run["loss"] for run in runs) for runs in trained[method]) for method in methods}
     yield f"{both_sides(layers)} of DeepNorm are ahead"
     yield f"at {both_sides(layers)}, but {steps:,} steps, {int(warmup):,} of them for warm-up"
     assert best["deepnorm"] == fmean(run["loss"] for run in cells["deepnorm", 2e-3])
@@ -171,6 +172,9 @@ def slow_warmup(document: Data, short: Data) -> Pieces:
 
 
 def _loss_and_bleu(runs: list[Data]) -> str:
+    """Means over the seeds; - for a rate that a method has not been trained at."""
+    if not runs:
+        return "-"
     seeds = f" ({word(len(runs))} seeds)" if len(runs) > 1 else ""
     return f"{fmean(run['loss'] for run in runs):.2f}, {fmean(run['bleu'] for run in runs):.1f}{seeds}"
 
