@@ -10,7 +10,8 @@ without it.
 For each case, dropout and repetition, one process measures all variants in sequence, in a different order in each repetition;
 each time with a new model, a reset compiler, and the recordings and their memory released. Processes prepare in parallel; while
 one measures, all others are idle. Each result is written to OUT/ablation.jsonl immediately; OUT/ablation.json and
-OUT/ablation.md are made from these lines. `--tiny` tries every path on any machine.
+OUT/ablation.md are made from these lines, and from those that ablation.json has of earlier runs. `--tiny` tries every path on
+any machine.
 """
 
 from __future__ import annotations
@@ -352,10 +353,31 @@ def _cells(facts: dict[str, Any], is_base: bool) -> list[str]:
     return [f"{facts['ms']:.2f}", *costs, spread, memory, str(facts["repetitions"])]
 
 
+def files_of(out: Path) -> list[Path]:
+    """The files of lines, the oldest first: ablation-0.jsonl, ablation.jsonl, ablation-2.jsonl, ..."""
+    return sorted(out.glob("ablation*.jsonl"), key=lambda path: int(path.stem.partition("-")[2] or 1))
+
+
+def restore(out: Path) -> None:
+    """Write the lines that ablation.json alone has, from runs whose files are gone, to ablation-0.jsonl."""
+    document = out / "ablation.json"
+    if not document.exists():
+        return
+    about = json.loads(document.read_text())
+    known = [line for path in files_of(out) for line in read_lines(path)[1]]
+    trials = [{key: value for key, value in line.items() if key != "run"} for line in about["trials"]]
+    if missing := [line for line in trials if line not in known]:
+        path = out / "ablation-0.jsonl"
+        first = [] if path.exists() else [{"run": {key: about[key] for key in ("command", "versions", "kernels")}}]
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in (*first, *missing))
+
+
 def write(out: Path) -> None:
     """Write ablation.json and ablation.md from the lines in the folder `out`, of one or several runs (ablation-2.jsonl,
     ...)."""
-    runs = [read_lines(path) for path in sorted(out.glob("ablation*.jsonl"))]
+    restore(out)
+    runs = [read_lines(path) for path in files_of(out)]
     run = {
         **runs[-1][0],
         "command": "; ".join(dict.fromkeys(each["command"] for each, _ in runs)),
