@@ -256,8 +256,16 @@ def study(
     """Train every setting at its best rate, as `kilolayer reproduce` does, and write OUT/NAME.json."""
     parser = argparse.ArgumentParser(description=command)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--recipes", nargs="+", help="only these")
+    parser.add_argument("--layers", type=int, help="another depth; the results are then in OUT/NAME-LAYERSL.json")
     add_options(parser)
     options = parser.parse_args()
+    if options.recipes is not None:
+        settings = [each for each in settings if each["model.recipe"] in options.recipes]
+        command += f" --recipes {' '.join(options.recipes)}"
+    if options.layers is not None:
+        settings = [{**each, "layers": options.layers} for each in settings]
+        name, command = f"{name}-{options.layers}L", f"{command} --layers {options.layers}"
     pool = Pool(options.parallel, time.monotonic() + options.seconds, options.out)
     lab = pool.lab(options.out / name, options.tiny, options.earlier)
     settings = [{**each, "layers": 1} for each in settings] if options.tiny else settings

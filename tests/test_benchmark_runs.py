@@ -52,7 +52,7 @@ def test_an_image_classifier_starts_from_masked_images_that_went_to_their_end(tm
 
 def test_an_image_classifier_of_another_machine_is_not_trained_again(tmp_path: Path) -> None:
     scratch, masked, tuned = "scratch-sub_ln-12-1", "masked-sub_ln-12-1", "tuned-sub_ln-12-1"
-    rows = {scratch: {"code": 0}, masked: {"code": 0}}
+    rows: dict[str, Any] = {scratch: {"code": 0}, masked: {"code": 0}}
     assert vision_jobs([scratch, masked], rows, tmp_path) == []
     assert vision_jobs([tuned], rows, tmp_path) == [masked, tuned]
     has_folder(tmp_path, scratch)

@@ -1,10 +1,12 @@
 """50 layers per side with a slow warm-up: 4,000 steps, of which the learning rate rises for 2,500.
 
-PYTHONPATH=src python benchmarks/depth/slow_warmup.py OUT [--parallel 6] [--seconds 1500] [--earlier FILE]
+PYTHONPATH=src python benchmarks/depth/slow_warmup.py OUT [--recipes deepnorm ...] [--layers 100]
+    [--parallel 6] [--seconds 1500] [--earlier FILE]
 
 The text, the model and all else are those of `kilolayer reproduce deepnet-table1`, whose 1,000 steps warm up for 400. Every
 method trains at three rates that differ by factors of 2, and at more where the best is at the edge; the two best train with
-two seeds. Writes OUT/slow-warmup.json; needs KILOLAYER_DATA.
+two seeds. --layers: another depth, such as 100 for the best of them. Writes OUT/slow-warmup.json, or OUT/slow-warmup-100L.json;
+needs KILOLAYER_DATA, with manythings.
 """
 
 from __future__ import annotations

@@ -47,6 +47,7 @@ from run_pool import train as trained
 from kilolayer.compare.result import Member, result_of
 from kilolayer.config import Table, dump, merge
 from kilolayer.files.writing import write
+from kilolayer.report.record import number
 from kilolayer.reproduce.lab import Lab
 from kilolayer.reproduce.stored_run import ended
 
@@ -136,7 +137,7 @@ def run(job: Job, table: Table, folder: Path) -> dict[str, Any]:
     result = result_of(Member(job.name, {}, folder / "run"))
     own = {"row": job.row, "optimizer": job.optimizer, "lr": job.lr, "seed": job.seed, "share": job.share}
     end = {"outcome": result.outcome.kind, "text": result.outcome.text, "code": code, "seconds": round(seconds, 1)}
-    valid = [(row["step"], row.get("loss")) for row in result.valid]
+    valid = [(row["step"], row["loss"]) for row in result.valid if math.isfinite(number(row, "loss"))]
     return {"name": job.name, **own, "valid": valid, "seconds_in_steps": result.seconds, **end}
 
 
@@ -287,7 +288,8 @@ def table(options: argparse.Namespace) -> None:
     lines += ["|---|---|---|---|---|---|---|---|"]
     for row in dict.fromkeys(each["row"] for each in known.values() if not each["row"].startswith("recipes-")):
         reference = _runs(row, "adamw", 1.0, known)
-        goal = mean(map(final_loss, reference)) if reference else math.nan
+        losses = list(map(final_loss, reference))
+        goal = mean(losses) if losses and WORST not in losses else math.nan
         for optimizer in OPTIMIZERS:
             if own := _runs(row, optimizer, 1.0, known):
                 lines.append(_line(row, optimizer, own, goal, known))
