@@ -190,7 +190,7 @@ class Pool:
         if ended(run):
             with self.writing:
                 self.ended.append(run)
-                write(self.path, json.dumps({"made_with": versions(), "runs": self.ended}, indent=1) + "\n")
+                write(self.path, text_of({"made_with": versions(), "runs": self.ended}) + "\n")
         return result
 
     def lab(self, folder: Path, tiny: bool, earlier: Sequence[Path]) -> Lab:
