@@ -234,7 +234,7 @@ def main() -> None:
         if not is_trained(job.name, rows) or not (out / job.name / "config.toml").exists():
             before = 0.0 if is_trained(job.name, rows) else rows.get(job.name, {}).get("seconds", 0.0)
             rows[job.name] = run(job, out, data, deadline)
-            rows[job.name]["seconds"] += before
+            rows[job.name]["seconds"] = round(rows[job.name]["seconds"] + before, 1)
             save()
         if job.config == CLASSIFIER and is_trained(job.name, rows) and time.monotonic() < deadline:
             rows[job.name]["corruptions"] = corruptions(job, out, CORRUPTED if data is not None else 6)
