@@ -68,21 +68,27 @@ class Job:
 
 
 def jobs() -> Iterator[Job]:
-    """All jobs, those that matter most first: 12 layers, then other recipes and seeds, then depth."""
+    """All jobs, those that matter most first: by seed 12 layers of each recipe and CamVid, then 24 layers, then more."""
     for seed in SEEDS:
         for recipe in RECIPES:
-            for layers in DEPTHS:
-                yield from trio(recipe, layers, seed)
+            yield from trio(recipe, min(DEPTHS), seed)
+        yield from of_streets(seed)
+    for seed in SEEDS:
+        for recipe in RECIPES:
+            yield from trio(recipe, max(DEPTHS), seed)
     for layers in DEEP:
         for recipe in RECIPES:
             own = {"model": _model(recipe, layers), "train": {"epochs": DEEP_EPOCHS, "average": 1, "keep": 1}}
             yield Job(f"deep-{recipe}-{layers}", CLASSIFIER, own)
-    for seed in SEEDS:
-        own = {"train": {"seed": seed}}
-        yield Job(f"camvid-scratch-{seed}", "camvid-12l", own)
-        yield Job(f"camvid-masked-{seed}", "camvid-masked-12l", own)
-        yield Job(f"camvid-tuned-{seed}", "camvid-12l", own, after=f"camvid-masked-{seed}")
-        yield Job(f"camvid-long-{seed}", "camvid-12l", {"train": {"seed": seed, "steps": LONG}})
+
+
+def of_streets(seed: int) -> Iterator[Job]:
+    """CamVid: from scratch, masked images, what starts from these, and from scratch for as long as both."""
+    own = {"train": {"seed": seed}}
+    yield Job(f"camvid-scratch-{seed}", "camvid-12l", own)
+    yield Job(f"camvid-masked-{seed}", "camvid-masked-12l", own)
+    yield Job(f"camvid-tuned-{seed}", "camvid-12l", own, after=f"camvid-masked-{seed}")
+    yield Job(f"camvid-long-{seed}", "camvid-12l", {"train": {"seed": seed, "steps": LONG}})
 
 
 def trio(recipe: str, layers: int, seed: int) -> Iterator[Job]:
