@@ -26,12 +26,14 @@ from tests.reproduce.made_up_runs import run_of, two_seeds
         ("undecided", 40.0, 39.0, 42.0),
         ("undecided", 40.0, "diverged", "finished"),  # without a score
         ("undecided", "unfinished", "diverged", 42.0),
+        ("undecided", "dead", "diverged", 42.0),  # the scores of a model that died do not count
     ],
 )
 def test_table_1_of_admin_is_judged_by_its_rule(word: str, shallow: Any, deep_plain: Any, deep: Any) -> None:
     def runs(bleu: float | str) -> list[Run]:
         if isinstance(bleu, str):
-            return [run_of(2.0, 1) | {"bleu": 40.0, "ter": 60.0}, run_of(None, 2, bleu) | {"ter": None}]
+            scores = {"bleu": 0.1, "ter": 99.0} if bleu == "dead" else {"ter": None}
+            return [run_of(2.0, 1) | {"bleu": 40.0, "ter": 60.0}, run_of(None, 2, bleu) | scores]
         return [run_of(2.0, seed) | {"bleu": bleu + gap, "ter": 100 - bleu} for seed, gap in ((1, -5), (2, 5))]
 
     rows = {"6-6 default": runs(shallow), "60-12 default": runs(deep_plain), "6-6 Admin": runs(40.0), "60-12 Admin": runs(deep)}

@@ -159,6 +159,14 @@ def test_runs_of_another_session_are_taken_where_their_configuration_is_the_same
     assert lab.trained[2:] == settings
 
 
+def test_fine_tunings_of_two_models_are_not_taken_for_each_other() -> None:
+    def start(path: str) -> dict[str, Any]:
+        return {"examples": {"folder": "/data/glue"}, "train": {"lr": 1e-4, "start_from": path}}
+
+    assert digest_of(start("/here/runs/post_ln-lr0.001")) == digest_of(start("/there/runs/post_ln-lr0.001"))
+    assert digest_of(start("/here/runs/post_ln-lr0.001")) != digest_of(start("/here/runs/sub_ln-lr0.001"))
+
+
 def test_what_was_read_from_a_folder_stays_with_the_run(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "words.txt").write_text("hello")

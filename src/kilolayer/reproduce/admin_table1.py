@@ -9,7 +9,7 @@ from kilolayer.report.table import Table
 from kilolayer.reproduce.admin_table3 import SETTING, admin_depths, default_depths
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
 from kilolayer.reproduce.cells import named_cells
-from kilolayer.reproduce.stored_run import Run, ended, keep, scores_of
+from kilolayer.reproduce.stored_run import Run, keep, scores_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ class Table1(Reproduction):
     def numbers(self, found: Found) -> Table:
         rows: list[list[str]] = []
         for name, cell in named_cells(found).items():
-            means = None if cell.text else _means(found[name])
+            means = _means(found[name])
             rows.append([name, *([cell.text or "-"] * 2 if means is None else [f"{mean:.1f}" for mean in means])])
         return Table(["", "TER", "BLEU"], rows)
 
@@ -78,7 +78,7 @@ def _ter(folder: Path) -> float | None:
 
 
 def _means(runs: list[Run]) -> tuple[float, float] | None:
-    """TER and BLEU, averaged over the seeds; None if a run has not ended or has no scores."""
-    if not all(ended(run) and None not in (run["ter"], run["bleu"]) for run in runs):
+    """TER and BLEU, averaged over the seeds; None if a run has not ended, has died or has no scores."""
+    if not all(run["outcome"] == "finished" and None not in (run["ter"], run["bleu"]) for run in runs):
         return None
     return fmean(run["ter"] for run in runs), fmean(run["bleu"] for run in runs)

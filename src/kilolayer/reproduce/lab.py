@@ -212,15 +212,17 @@ def combinations(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
 
 
 def digest_of(config: Table) -> str:
-    """A digest of everything that a configuration says, except for where its files are."""
+    """A digest of everything that a configuration says, except for where its files are; of a start, the run's name counts."""
     without: Table = {"data": {}, "text": {}, **config}
     kept = {name: without_paths(table) if name in WITH_PATHS else table for name, table in without.items()}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def without_paths(table: Table) -> Table:
-    """The options of a table whose values are not paths."""
-    return {option: value for option, value in table.items() if not (isinstance(value, str) and "/" in value)}
+    """The options of a table whose values are not paths, and the name of the run that training starts from."""
+    start = table.get("start_from")
+    named = {"start_from": Path(start).name} if isinstance(start, str) else {}
+    return {option: value for option, value in table.items() if not (isinstance(value, str) and "/" in value)} | named
 
 
 def earlier_runs(path: Path) -> tuple[Run, ...]:
