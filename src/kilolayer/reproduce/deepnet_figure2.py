@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Both begin at Xavier's deviation, as in the paper's section 2, so that Post-LN-init differs by its factors alone.
 RECIPES: dict[str, Any] = {"Post-LN": {"name": "post_ln", "init": "xavier"}, "Post-LN-init": "post_ln_init"}
 DEPTHS, LAYERS, EVERY = (6, 12, 18, 24), 18, 100
-STEPS = (1, 100, 300)
-"""The steps of training, besides the last one, at which gradients are compared; that of step 1 is of the initial weights."""
+STEPS = (1, 100, 300, 1000)
+"""The steps of training at which gradients are compared; that of step 1 is of the initial weights."""
 
 
 @register
@@ -133,6 +133,5 @@ def _in_training(found: Found) -> dict[str, dict[int, float]]:
 
 
 def _steps(means: dict[str, dict[int, float]]) -> list[int]:
-    """The steps that are compared: those of STEPS, and the last one, that both have."""
-    shared = [step for step in means["Post-LN"] if step in means["Post-LN-init"]]
-    return [step for step in shared if step in STEPS or step == shared[-1]]
+    """The steps of STEPS that both have reached."""
+    return [step for step in STEPS if all(step in own for own in means.values())]

@@ -31,8 +31,8 @@ class Figure9(Reproduction):
     )
     rule = (
         "Held if, for alpha and for beta, no factor is clearly lower than 1 (two standard errors and 0.02 nats), and at least "
-        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if a factor is clearly lower than 1 for both, or "
-        "1 dies. Otherwise it is undecided."
+        "one of alpha x 1/4 and beta x 4 dies or is clearly higher. Not held if for alpha and for beta some factor is clearly "
+        "lower than 1, or 1 dies. Otherwise it is undecided."
     )
 
     def measure(self, lab: Lab) -> Found:

@@ -31,8 +31,8 @@ class Table2(Reproduction):
     )
     rule = (
         "Held if on both pairs DeepNorm lives at both depths, no method is clearly lower (two standard errors and 0.02 nats) "
-        "at 18L-18L, and Post-LN dies there. Not held if DeepNorm dies, or a method is clearly lower at 18L-18L on both pairs. "
-        "Otherwise it is undecided."
+        "at 18L-18L, and Post-LN dies there. Not held if DeepNorm dies, or on each of the pairs some method is clearly lower "
+        "at 18L-18L. Otherwise it is undecided."
     )
     published = Table(
         ["BLEU, WMT-14", "En-De 6L-6L", "En-De 18L-18L", "En-Fr 6L-6L", "En-Fr 18L-18L"],

@@ -38,8 +38,8 @@ class FewShots(Reproduction):
     rule = (
         "Held if at every depth Sub-LN's mean accuracy is above Pre-LN's and NormFormer's, and the difference from Pre-LN "
         "at the greatest depth exceeds two standard errors. Not held if Pre-LN or NormFormer is above by more than two "
-        "standard errors at the greatest depth. Otherwise, as where all are within two standard errors of chance, it "
-        "is undecided."
+        "standard errors at the greatest depth. Otherwise, and where all three are within two standard errors of chance at the "
+        "greatest depth, it is undecided."
     )
     shots: ClassVar[int]
     excepted: ClassVar[tuple[tuple[str, int], ...]] = ()
@@ -87,6 +87,8 @@ class FewShots(Reproduction):
         gains = [(last[0] - mean[0], math.hypot(last[1], mean[1])) for mean in rest if mean is not None]
         beside = ", ".join(f"{gain:+.1%} ± {error:.1%}" for gain, error in gains)
         why = f"at the greatest depth Sub-LN has {last[0]:.1%}, against Pre-LN and NormFormer {beside}"
+        if all(_is_at_chance(list(found["asked"][recipe].values())[-1]) for recipe in ("sub_ln", *OTHERS)):
+            return undecided(f"all three are at chance; {why}")
         if any(gain < -2 * error for gain, error in gains):
             return not_held(why)
         above = all(
@@ -123,6 +125,12 @@ def _mean(each: dict[str, Any]) -> tuple[float, float] | None:
         return None
     errors = [score["standard_error"] or 0.0 for score in scores]
     return fmean(score["value"] for score in scores), sum(error**2 for error in errors) ** 0.5 / len(errors)
+
+
+def _is_at_chance(each: dict[str, Any]) -> bool:
+    """Whether the mean accuracy is within two standard errors of what guessing gives."""
+    mean, chance = _mean(each), fmean(score["chance"] for score in each["sets"].values())
+    return mean is not None and abs(mean[0] - chance) <= 2 * mean[1]
 
 
 def _questions(lab: Lab) -> Path:
