@@ -10,7 +10,7 @@ import pytest
 import kilolayer as kl
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.grid import Axis
-from kilolayer.config import dump, load
+from kilolayer.config import dump, load, merge
 from kilolayer.errors import InputError, KilolayerError, OptionError
 from tests.fixtures.small_runs import new_text_run, table, text_table
 
@@ -264,6 +264,15 @@ def test_from_python_values_are_what_python_holds(tmp_path: Path, config: Path, 
     first, *_, last = (made.config_of(member).model for member in Comparison.open(made.folder).members)
     assert (first.recipe, first.kv_heads) == (kl.recipes.get("deepnorm", alpha_scale=2.0), None)
     assert (last.recipe, last.kv_heads) == (kl.recipes.get("pre_ln"), 1)
+
+
+def test_a_run_that_was_refused_is_trained_with_the_corrected_base(tmp_path: Path, config: Path) -> None:
+    made = Comparison.make(tmp_path / "c", config, [recipes("pre_ln")])
+    assert load(made.config_path(made.members[0]))["model"]["dim"] != 24
+    base = made.folder / "base.toml"
+    base.write_text(dump(merge(load(base), {"model": {"dim": 24}})))
+    again = Comparison.open(made.folder)
+    assert load(again.config_path(again.members[0])) == again.table_of(again.members[0])
 
 
 def test_an_edit_of_the_base_that_is_a_mistake_is_told_with_its_place(tmp_path: Path, config: Path) -> None:

@@ -269,6 +269,13 @@ def test_runs_of_different_tasks_are_compared(tmp_path: Path, capsys: pytest.Cap
     assert "causal_lm" in capsys.readouterr().out
 
 
+def test_a_run_without_layers_is_compared_with_one_that_has_them(tmp_path: Path) -> None:
+    write_run(tmp_path / "one", 'task = "image_tokenizer"\n[model]\ncodes = 16\n', GOOD, None, 3.0)
+    write_run(tmp_path / "two", 'task = "classify_image"\n[model]\nlayers = 3\n', GOOD, None, 2.0)
+    found = tabulate(Comparison.of_runs([tmp_path / "one", tmp_path / "two"]))
+    assert found.header(found.measures[0])[1:] == ["none", "3L"]
+
+
 def test_no_task_is_better_than_another(tmp_path: Path) -> None:
     for task, recipe, layers, loss in (
         ("translation", "pre_ln", 2, 3.0),

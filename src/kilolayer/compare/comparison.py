@@ -241,11 +241,10 @@ class Comparison(Displayed):
         return config
 
     def config_path(self, member: Member) -> Path:
-        """The file with a run's configuration, written now if it does not exist."""
+        """The file with a run's configuration, written now: base.toml may have been corrected since the run was refused."""
         path = self.folder / "configs" / f"{member.name}.toml"
-        if kind_of(path) is None:
-            make_folder(path.parent)
-            write(path, configuration.dump(self.table_of(member)))
+        make_folder(path.parent)
+        write(path, configuration.dump(self.table_of(member)))
         return path
 
     def log_path(self, member: Member) -> Path:

@@ -24,6 +24,8 @@ EXPERTS = "model.moe.experts"
 DEPTHS = ("model.layers", "model.encoder_layers", "model.decoder_layers")
 Setting = dict[str, Any]
 """The value of each option that varies."""
+NO_DEPTH = "none"
+"""The depth of an existing run whose task brings a model without layers; no run can be given it."""
 TWO_DEPTHS = re.compile(r"(\d+)-(\d+)")
 OPTION = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)+")
 UNNAMED = re.compile(r"[^\w.+=-]+", re.ASCII)
@@ -49,7 +51,8 @@ class Axis:
         object.__setattr__(self, "values", tuple(kept.values()))
         if self.name == LAYERS:
             for value in self.values:
-                _depths(value)
+                if value != NO_DEPTH:
+                    _depths(value)
 
 
 def parse_axis(name: str, text: str) -> Axis:
@@ -113,7 +116,7 @@ def name_of(setting: Mapping[str, Any], named: Collection[str] | None = None) ->
 
 def shown_value(name: str, value: Any) -> str:
     """A value as shown in a table."""
-    if name == LAYERS:
+    if name == LAYERS and value != NO_DEPTH:
         return "L-".join(f"{value}".split("-")) + "L"
     if isinstance(value, bool):
         return str(value).lower()
