@@ -184,6 +184,13 @@ def test_too_many_runs_are_a_slip(tmp_path: Path, config: Path, monkeypatch: pyt
         Comparison.make(tmp_path / "out", config, [Axis("train.seed", tuple(range(30)))])
 
 
+def test_a_billion_runs_are_refused_at_once(tmp_path: Path, config: Path) -> None:
+    many = tuple(range(1, 2000))
+    axes = [Axis("train.seed", many), Axis("train.steps", many), Axis("model.dim", many)]
+    with pytest.raises(OptionError, match="more than 10,000 runs"):
+        Comparison.make(tmp_path / "out", config, axes)
+
+
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path, config: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("")

@@ -215,7 +215,7 @@ class Comparison(Displayed):
         fresh = [axis.name for axis in axes if axis.name not in known]
         before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
-        self._set_members(before, axes, settings_of(joined))
+        self._set_members(before, axes, _all_of(joined))
         self._write()
 
     def add(self, settings: Iterable[Mapping[str, Any]]) -> None:
@@ -301,7 +301,7 @@ class Comparison(Displayed):
 
     def _set_members(self, before: list[Member], axes: Sequence[Axis], settings: Sequence[Mapping[str, Any]] | None) -> None:
         """Check new settings (None: all combinations of the axes) and set the members to `before` plus these."""
-        wanted = settings_of(join_axes(axes)) if settings is None else list(settings)
+        wanted = _all_of(join_axes(axes)) if settings is None else list(settings)
         differ = differing([*(member.options for member in before), *wanted])
         named = list(dict.fromkeys([*self.named, *ALWAYS_NAMED, *(axis.name for axis in axes), *differ]))
         members = list(before)
@@ -310,7 +310,7 @@ class Comparison(Displayed):
                 name = _unused(name_of(setting, named), members)
                 members.append(Member(name, dict(setting), self.folder / "runs" / name))
                 if len(members) > MOST_RUNS:
-                    raise OptionError(f"more than {MOST_RUNS:,} runs", fix="compare fewer values")
+                    raise _too_many()
                 self.config_of(members[-1])
         self.members, self.named = members, named
 
@@ -350,6 +350,17 @@ def base_of(folder: Path, config: Path | Table | None, options: Mapping[str, Any
     if config is None:
         below = merge(below, RunConfig.choose({}).embedded(folder / "data"))
     return override(RunConfig, below, nested(options or {}))
+
+
+def _all_of(axes: Sequence[Axis]) -> list[Setting]:
+    """Every combination of values; too many are refused before they are listed, which would take minutes."""
+    if math.prod(len(axis.values) for axis in axes) > MOST_RUNS:
+        raise _too_many()
+    return settings_of(axes)
+
+
+def _too_many() -> OptionError:
+    return OptionError(f"more than {MOST_RUNS:,} runs", fix="compare fewer values")
 
 
 def _check_importable(table: Table, config: RunConfig) -> None:
