@@ -15,6 +15,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, time
 from functools import cache, reduce, wraps
 from pathlib import Path
 from typing import Any, ClassVar, Literal, ParamSpec, Protocol, TypeVar, get_args, get_origin
@@ -341,11 +342,15 @@ def _own_help_texts(cls: type[DataclassInstance]) -> dict[str, str]:
 
 
 def toml_value(text: str) -> Any:
-    """The value of a text from the command line: as TOML reads it, else the text itself; `.5` and `5.` are numbers too."""
+    """The value of a text from the command line: as TOML reads it, else the text itself; `.5` and `5.` are numbers too.
+
+    No option is a date: a folder may be named after one.
+    """
     if BARE_POINT.fullmatch(text):
         return float(text)
     try:
-        return parse_toml(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
+        return text if isinstance(value, date | time) else value
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:
@@ -414,9 +419,13 @@ def _misfit(name: str, value: Any, hint: Any) -> OptionError:
     if words and isinstance(value, str) and (near := nearest(value, words)):
         guess = f"; did you mean {near!r}?"
     allowed = ", ".join([*(repr(choice) for choice in choices), *others])
+    example = ""
     if list[str] in kinds:
         items = value.split(",") if isinstance(value, str) and len(value) < LONGEST_SHOWN else ["one", "two"]
         example = "[" + ", ".join(f'"{item.strip()}"' for item in items) + "]"
+    elif str in kinds and isinstance(value, int) and not isinstance(value, bool):
+        example = f'"{value}"'
+    if example:
         allowed += f": {name} = {example}"
         if hints.in_shell():
             allowed += f"; typed in a shell with quotes around: '{example}'"

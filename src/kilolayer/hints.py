@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +68,7 @@ def call(name: str, *first: Value, **arguments: Value) -> str:
 def _typed(value: Value) -> str:
     if isinstance(value, float):
         return _number(value)
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else shlex.quote(str(value))
 
 
 def _written(value: Value) -> str:

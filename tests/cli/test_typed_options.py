@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 import kilolayer as kl
-from kilolayer import terminal
+from kilolayer import hints, terminal
 from kilolayer.cli.configuration import split_typed
 from kilolayer.config import build, load, merge, override, overrides
 from kilolayer.data.examples import ExamplesConfig
@@ -240,3 +241,14 @@ def test_a_flag_without_a_value_tells_how_to_write_one_that_looks_like_a_flag() 
     what, _, fix = refused("generate", "run", "--prompt", "--Yes. I")
     assert "argument --prompt: expected one argument" in what
     assert fix.strip() == "give a value after --prompt; one that begins with - is written --prompt=VALUE"
+
+
+def test_a_folder_may_be_named_after_a_date_and_a_number_as_text_is_told_how_to_type() -> None:
+    assert overrides(["--data.folder", "2024-05-01", "--data.valid=07:30:00"])["data"] == {
+        "folder": "2024-05-01",
+        "valid": "07:30:00",
+    }
+    with hints.for_shell(), pytest.raises(OptionError) as caught:
+        build(RunConfig, overrides(["--data.folder", "2024"]))
+    typed = re.findall("'(.*?)'", caught.value.fix)
+    assert overrides(["--data.folder", typed[-1]]) == {"data": {"folder": "2024"}}

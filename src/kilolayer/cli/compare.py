@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kilolayer import hints
 from kilolayer.cli.configuration import int_between
 from kilolayer.cli.output import show_json, show_parts
 from kilolayer.cli.train import add_run_options
@@ -13,7 +14,7 @@ from kilolayer.config import overrides
 from kilolayer.errors import InputError, OptionError, shown
 from kilolayer.files.paths import kind_of
 from kilolayer.tasks import registry
-from kilolayer.terminal import command, counted, say
+from kilolayer.terminal import counted, say
 
 if TYPE_CHECKING:
     from kilolayer.compare.comparison import Comparison
@@ -58,10 +59,11 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         comparison = _comparison(options, typed, _axes(options))
     except OptionError as error:
         raise (error if error.where else error.at("on the command line")) from None
+    again = hints.call("compare", comparison.folder)
     if comparison.base is not None:
         code = run_all(comparison, options.parallel, options.seconds)
         if code:
-            say(f"stopped by a signal; continue with: {command()} compare {comparison.folder}")
+            say(f"stopped by a signal; continue with: {again}")
             return code
     table, verdicts = write_documents(comparison)
     # A run that diverged or died is a result; of one that failed, nothing is known.
@@ -71,7 +73,7 @@ def run(options: argparse.Namespace, typed: list[str]) -> int:
         return code
     show_parts(table_parts(table, verdicts))
     if comparison.base is not None and not all(map(is_complete, comparison.members)):
-        say(f"{summary(comparison)}; continue with: {command()} compare {comparison.folder}")
+        say(f"{summary(comparison)}; continue with: {again}")
     say(f"page: {comparison.folder / 'comparison.html'}")
     return code
 
