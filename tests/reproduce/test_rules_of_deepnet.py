@@ -512,6 +512,21 @@ def test_the_published_means_of_table_10_leave_out_segmentation() -> None:
     assert published.header[-1] == "mean of ImageNet"
 
 
+def test_table_10_goes_on_from_runs_whose_folders_are_gone(tmp_path: Path) -> None:
+    @dataclass(frozen=True)
+    class Kept(Lab):
+        """Runs of another session, as benchmarks keep them: with all numbers, and without their folders."""
+
+        def compare_settings(self, name: str, config: Any, settings: Any) -> list[Run]:
+            scores = {"top-1": 80.0, "errors": {"mean_corruption_error": 40.0, "sketch": 30.0}, "segmentation": 50.0}
+            runs = [run_of(2.0, each["train.seed"], model__recipe=each.get("model.recipe")) for each in settings]
+            kept = [{**run, "options": dict(each), **scores} for run, each in zip(runs, settings, strict=True)]
+            return [{key: value for key, value in run.items() if key != "folder"} for run in kept]
+
+    found = get("deepnet-table10").measure(Kept(tmp_path / "any", tiny=True))
+    assert get("deepnet-table10").numbers(found).rows[0][2:] == ["50.0", "80.0", "60.0", "70.0", "65.0"]
+
+
 def test_columns_of_one_classifier_are_not_independent() -> None:
     """Three columns that move together have the standard error of one of them, not less."""
     found = image_models(pre_ln_12=(80.0, 82.0), sub_ln_12=(81.0, 83.0))

@@ -127,3 +127,10 @@ def test_routing_is_judged_where_every_run_has_finished(outcome: str, tmp_path: 
         assert reproduction.judge(found).word == "undecided"
         assert reproduction.numbers(found).rows[0][1] == "1.000"
         assert len(reproduction.panels(found)) == 2
+
+
+def test_the_curves_of_clipping_are_those_of_the_first_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, Run] = {}
+    monkeypatch.setattr("kilolayer.reproduce.pictures.curves", lambda runs, _key, _title: drawn.update(runs))
+    get("torchscale-figure3").panels(clipped(2.0, 2.0, 1.9))
+    assert {name: run["options"]["train.seed"] for name, run in drawn.items()} == {"dense": 1, "plain": 1, "sparse": 1}

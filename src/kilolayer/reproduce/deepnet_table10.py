@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
 from kilolayer.report.table import Table
 from kilolayer.reproduce.base import Found, Reproduction, Verdict, held, not_held, register, undecided
-from kilolayer.reproduce.stored_run import Run, ended, keep, scores_of
+from kilolayer.reproduce.stored_run import Run, ended, folder_of, keep, scores_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kilolayer.reproduce.lab import Lab
 
 RECIPES = {"pre_ln": "ViT (Pre-LN)", "sub_ln": "DeepNet (Sub-LN)", "deepnorm": "DeepNorm"}
@@ -74,11 +75,11 @@ class Table10(Reproduction):
 
         own = {"model.recipe": recipe, "layers": layers}
         cell: dict[str, Any] = {"recipe": recipe, "layers": layers}
-        masked = lab.images("masked_image", target={"tokenizer": _folder(tokenizer)})
+        masked = lab.images("masked_image", target={"tokenizer": str(folder_of(tokenizer))})
         cell["masked"] = at_best_rate(lab, "masked-images", masked, [own], RATES, SEEDS[:1])
         if not all(map(ended, cell["masked"]["runs"])) or not cell["masked"]["runs"]:
             return cell
-        start = {"start_from": _folder(cell["masked"]["runs"][0])}
+        start = {"start_from": str(folder_of(cell["masked"]["runs"][0]))}
         for stage, config in (
             ("classified", lab.images("classify_image", train=start)),
             ("segmented", lab.street_images(train=start)),
@@ -115,10 +116,6 @@ class Table10(Reproduction):
             shown = [f"{fmean(scores[key]):.1f}" if scores.get(key) else "-" for key in MEASURES]
             rows.append([RECIPES[cell["recipe"]], str(cell["layers"]), *shown, "-" if mean is None else f"{mean[0]:.1f}"])
         return Table(["percent", "layers", *MEASURES.values(), "mean"], rows)
-
-
-def _folder(run: Run) -> str:
-    return str(Path(run["folder"]).resolve())
 
 
 def _keep_top1(run: Run, most: int) -> None:

@@ -89,8 +89,8 @@ class Figure3(Reproduction):
         return Table(["", "validation loss"], [[name, cell.shown] for name, cell in cells_of_clippings(found).items()])
 
     def panels(self, found: Found) -> list[Panel]:
-        from kilolayer.reproduce.pictures import curves
+        from kilolayer.reproduce.pictures import curves, first_by
 
         most = max(run["options"]["model.moe.experts"] for run in found["sparse"])
-        runs = {run["options"]["train.clip"]: run for run in found["sparse"] if run["options"]["model.moe.experts"] == most}
+        runs = first_by([run for run in found["sparse"] if run["options"]["model.moe.experts"] == most], "train.clip")
         return [curves({"dense": found["dense"][0], **runs}, "train", f"Training loss, {most} experts")]
