@@ -23,7 +23,7 @@ class Figure1(Scaling):
     )
     setting = (
         "Books, Sub-LN, dim 128, 1,000 steps of 4,096 tokens, learning rate 1e-3, two seeds; 12, 24, 48 and 96 layers; 12 "
-        "layers with 16, 64 and 256 experts in every second one, top-2."
+        "layers with 16, 64 and 256 experts in every second one, top-2, SparseClip at norm 1.0."
     )
     depths, expert_layers = (12, 24, 48, 96), 12
 

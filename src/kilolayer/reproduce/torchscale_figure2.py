@@ -20,7 +20,8 @@ class Figure2(Scaling):
     claim = "Magneto's translators are stable at 12L-12L to 96L-96L and with 16 to 256 experts, and the larger are the better."
     setting = (
         "31 languages to and from English, Tatoeba, Sub-LN, dim 128, 1,000 steps of 4,096 tokens, learning rate 1e-3, two "
-        "seeds; 12, 24, 48 and 96 layers per side; 6L-6L with 16, 64 and 256 experts in every second layer, top-2."
+        "seeds; 12, 24, 48 and 96 layers per side; 6L-6L with 16, 64 and 256 experts in every second layer, top-2, "
+        "SparseClip at norm 1.0."
     )
     depths, expert_layers = (12, 24, 48, 96), 6
 
