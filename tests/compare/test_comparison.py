@@ -324,6 +324,18 @@ def test_a_dense_comparison_is_extended_by_experts_and_then_by_seeds(tmp_path: P
     assert found == [(1, None), (1, 2), (2, None), (2, 2)]
 
 
+def test_a_model_without_experts_is_dense_beside_other_options_of_experts(tmp_path: Path, config: Path) -> None:
+    def experts(made: Comparison) -> list[tuple[int, int] | None]:
+        found = [made.config_of(member).model.moe for member in made.members]
+        return [None if moe is None else (moe.experts, moe.top_k) for moe in found]
+
+    counts, choices = Axis("model.moe.experts", ("none", 4)), Axis("model.moe.top_k", (1, 2))
+    assert experts(Comparison.make(tmp_path / "one", config, [counts, choices])) == [None, (4, 1), (4, 2)]
+    extended = Comparison.make(tmp_path / "two", config, [counts])
+    extended.extend([choices])
+    assert experts(extended) == [None, (4, 2), (4, 1)]  # two is what it had
+
+
 def test_a_run_keeps_its_depth_when_the_depth_of_one_stack_is_varied(tmp_path: Path, corpus: Path) -> None:
     model = {"layers": "none", "encoder_layers": 3, "decoder_layers": 3}
     (tmp_path / "base.toml").write_text(dump(table(corpus, model=model)))

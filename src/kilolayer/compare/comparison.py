@@ -27,6 +27,7 @@ from kilolayer.compare.grid import (
     apply_setting,
     axes_of,
     differing,
+    effective,
     join_axes,
     name_of,
     nested,
@@ -213,7 +214,9 @@ class Comparison(Displayed):
         """Add every combination with the new values. The runs so far have the base's value for an option that did not vary."""
         known = {axis.name for axis in self.axes}
         fresh = [axis.name for axis in axes if axis.name not in known]
-        before = [Member(each.name, {**each.options, **self._present(each, fresh)}, each.folder) for each in self.members]
+        before = [
+            Member(each.name, effective({**each.options, **self._present(each, fresh)}), each.folder) for each in self.members
+        ]
         joined = join_axes([*axes_of(each.options for each in before), *axes])
         self._set_members(before, axes, _all_of(joined))
         self._write()
@@ -305,10 +308,10 @@ class Comparison(Displayed):
         differ = differing([*(member.options for member in before), *wanted])
         named = list(dict.fromkeys([*self.named, *ALWAYS_NAMED, *(axis.name for axis in axes), *differ]))
         members = list(before)
-        for setting in wanted:
-            if not any(same(setting, member.options) for member in members):
+        for setting in map(effective, wanted):
+            if not any(same(setting, effective(member.options)) for member in members):
                 name = _unused(name_of(setting, named), members)
-                members.append(Member(name, dict(setting), self.folder / "runs" / name))
+                members.append(Member(name, setting, self.folder / "runs" / name))
                 if len(members) > MOST_RUNS:
                     raise _too_many()
                 self.config_of(members[-1])

@@ -20,7 +20,7 @@ from kilolayer.errors import OptionError, shown
 from kilolayer.tasks.config import RunConfig
 
 RECIPE, LAYERS, SEED, RUN, TASK = "model.recipe", "layers", "train.seed", "run", "task"
-EXPERTS = "model.moe.experts"
+MOE, EXPERTS = "model.moe.", "model.moe.experts"
 DEPTHS = ("model.layers", "model.encoder_layers", "model.decoder_layers")
 Setting = dict[str, Any]
 """The value of each option that varies."""
@@ -92,6 +92,12 @@ def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return {name: _key(value) for name, value in a.items()} == {name: _key(value) for name, value in b.items()}
 
 
+def effective(setting: Mapping[str, Any]) -> Setting:
+    """The setting without what has no effect: a dense model has no options of experts."""
+    is_dense = setting.get(EXPERTS) == "none"
+    return {name: value for name, value in setting.items() if not is_dense or name == EXPERTS or not name.startswith(MOE)}
+
+
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """The options that do not have the same value in all settings, or are missing from some."""
     return [axis.name for axis in axes_of(settings) if len(axis.values) > 1 or any(axis.name not in each for each in settings)]
@@ -132,7 +138,7 @@ def apply_setting(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
     A model with "none" experts is dense.
     """
     table = dict(base)
-    options = {name: value for name, value in setting.items() if name != LAYERS}
+    options = {name: value for name, value in effective(setting).items() if name != LAYERS}
     if LAYERS in setting:
         depths = _depths(setting[LAYERS])
         names = DEPTHS[:1] if len(depths) == 1 else DEPTHS[1:]
@@ -140,7 +146,7 @@ def apply_setting(base: Mapping[str, Any], setting: Mapping[str, Any]) -> Table:
     replaced = ["recipe"] if RECIPE in setting else []
     if setting.get(EXPERTS) == "none":
         replaced.append("moe")
-        options = {name: value for name, value in options.items() if value != "none" or not name.startswith("model.moe.")}
+        del options[EXPERTS]
     if replaced and isinstance(model := table.get("model"), Mapping):
         table["model"] = {name: value for name, value in model.items() if name not in replaced}
     return override(RunConfig, table, nested(options))
