@@ -277,6 +277,14 @@ def test_the_depth_law_is_judged_by_its_rule(word: str, scores: tuple[float, ...
     assert get("deepnet-figure8").judge({"runs": depth_law(*scores)}).word == word
 
 
+def test_a_depth_that_dies_is_not_left_out_of_the_depth_law() -> None:
+    runs = depth_law(20.0, 22.0, 24.0, 26.0)
+    assert get("deepnet-figure8").judge({"runs": runs}).word == "held"
+    dead = translated("dead", 0.1, model__recipe="deepnorm", layers=100)
+    verdict = get("deepnet-figure8").judge({"runs": [*runs, *dead]})
+    assert (verdict.word, "4 of 5 depths" in verdict.why) == ("undecided", True)
+
+
 @NO_RESULT
 def test_the_depth_law_waits_for_every_depth(open_: str) -> None:
     runs = depth_law(20.0, 22.0, 24.0, 26.0)

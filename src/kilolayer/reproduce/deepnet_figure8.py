@@ -22,8 +22,8 @@ class Figure8(Sweep):
     claim = "The mean BLEU of many languages grows with the logarithm of the depth."
     setting = "The runs of deepnet-table3: 12 to 200 layers, mean BLEU of 16 directions, two seeds."
     rule = (
-        "A line over the logarithm of all layers is fitted to the mean BLEU of each depth. "
-        f"{NO_TRANSLATION} A is above 0 by two of its standard errors and the line explains at least 0.9 of the variance. Not "
+        "A line over the logarithm of all layers is fitted to the mean BLEU of each depth. Undecided if a depth dies in a "
+        f"seed. {NO_TRANSLATION} A is above 0 by two of its standard errors and the line explains at least 0.9 of the variance. Not "
         "held if A is below 0 by two standard errors, or the line explains less than 0.5. Otherwise it is undecided."
     )
 
@@ -33,13 +33,13 @@ class Figure8(Sweep):
     def judge(self, found: Found) -> Verdict:
         from kilolayer.evaluate.log_fit import fit_log
 
-        points, cells = self.points(found), self.grid(found)["deepnorm"].values()
+        points, cells = self.points(found), list(self.grid(found)["deepnorm"].values())
         if not all(cell.ended for cell in cells):
             return undecided("some runs have no result")
         if reason := untranslated(cell.bleu for cell in cells):
             return undecided(reason)
-        if len(points) < 4:
-            return undecided(f"{len(points)} depths have a score in every seed")
+        if len(points) < max(4, len(cells)):
+            return undecided(f"{len(points)} of {len(cells)} depths have a score in every seed")
         line = fit_log([depth for depth, _ in points], [score for _, score in points])
         law = f"BLEU = {line.slope:.2f} (± {line.slope_error:.2f}) log(depth) + {line.intercept:.2f}"
         why = f"{law}, R^2 {line.r2:.3f}, error of a depth that was left out {line.left_out_error:.2f}"
