@@ -23,8 +23,9 @@ class Figure8(Sweep):
     setting = "The runs of deepnet-table3: 12 to 200 layers, mean BLEU of 16 directions, two seeds."
     rule = (
         "A line over the logarithm of all layers is fitted to the mean BLEU of each depth. Undecided if a depth dies in a "
-        f"seed. {NO_TRANSLATION} A is above 0 by two of its standard errors and the line explains at least 0.9 of the variance. Not "
-        "held if A is below 0 by two standard errors, or the line explains less than 0.5. Otherwise it is undecided."
+        f"seed. {NO_TRANSLATION} A is above 0 by two of its standard errors and the line explains at least 0.9 of the "
+        "variance. Not held if A is below 0 by two standard errors, or the line explains less than 0.5. Otherwise it is "
+        "undecided."
     )
 
     def measure(self, lab: Lab) -> Found:
