@@ -327,6 +327,17 @@ def test_runs_with_several_metrics_are_compared_by_their_loss(tmp_path: Path) ->
     assert best.row == "Matthews correlation"
 
 
+def test_a_run_that_lacks_the_measure_of_the_others_can_be_the_best(tmp_path: Path) -> None:
+    for recipe, loss in (("pre_ln", 3.0), ("post_ln", 2.0)):
+        write_run(tmp_path / recipe, f'task = "translation"\n[model]\nrecipe = "{recipe}"\n', GOOD, 20.0, loss)
+    with (tmp_path / "pre_ln" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "valid", "step": 9, "loss": 3.0, "bleu": 15.0}) + "\n")  # train.valid_bleu
+    found = tabulate(Comparison.of_runs([tmp_path / "pre_ln", tmp_path / "post_ln"]))
+    best = found.best()
+    assert best is not None
+    assert (best.row, found.chosen_by.title) == ("post_ln", "validation loss")
+
+
 def test_a_run_whose_scores_cannot_be_read_is_not_complete(tmp_path: Path) -> None:
     write_run(tmp_path / "run", "", GOOD, 20.0, 3.0)
     member = Member("run", {}, tmp_path / "run")

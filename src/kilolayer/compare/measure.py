@@ -64,8 +64,9 @@ TRAINING_LOSS = Measure("nll", "training loss", LOSS_DIGITS, False, "training")
 def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[Measure, tuple[Measure, ...]]:
     """The measure that the best run is chosen by, and the measures that are reported.
 
-    The best is chosen by the task's own measure on the validation set if runs have it, else by the validation loss; without a
-    validation set by the training loss; never on the test set. A score that is 0 for all runs chooses nothing and comes last.
+    The best is chosen by the task's own measure on the validation set if all finished runs have it, else by the validation
+    loss; without a validation set by the training loss; never on the test set. A score that is 0 for all runs chooses nothing
+    and comes last.
     headline: the task's own measure, which is left out if runs have several kinds of it, since an accuracy cannot be compared
     with a correlation.
     """
@@ -86,8 +87,11 @@ def measures_of(results: Sequence[Result], headline: Headline | None) -> tuple[M
     if not any(measure.part == "validation" for measure in available):
         available.append(TRAINING_LOSS)
     available.sort(key=says_nothing)
-    chosen_by = next(measure for measure in available if measure.part != "test")
-    return chosen_by, tuple(available)
+    finished = [result for result in results if result.outcome.kind == "finished"]
+    choices = [measure for measure in available if measure.part != "test"]
+    # A run without the measure that the others have would never be the best.
+    shared = [measure for measure in choices if all(not math.isnan(measure.of(result)) for result in finished)]
+    return (shared or choices)[0], tuple(available)
 
 
 def _titles(results: Sequence[Result], headline: Headline) -> list[str]:
