@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kilolayer.compare.outcome import outcome_of
+from kilolayer.evaluate.stack_label import checks_of
 from kilolayer.report.record import Record
 
 DONE = {"test": {}, "weights": {}}
@@ -166,6 +167,13 @@ def test_a_stack_is_dead_by_the_end_of_its_run_alone() -> None:
     recovered = stacks(*[1e-6] * 15, *[0.5] * 5)
     said = [{"kind": "event", "step": 100, "fading": True, "text": "step 100: the gradient of the encoder's ..."}]
     assert outcome_of(record(FALLING, stacks=recovered, event=said)).kind == "finished"
+
+
+@pytest.mark.parametrize("value", [math.inf, 10**400, True, "5", [5], {}])
+def test_checks_of_a_stranger_are_no_numbers(value: object) -> None:
+    rows = [{"step": 1, "encoder": {"reached": value, "moved": value}}, {"step": 2, "encoder": {"reached": 0.5, "moved": value}}]
+    (check,) = checks_of(rows)["encoder"]
+    assert (check.step, check.reached, math.isnan(check.moved)) == (2, 0.5, True)
 
 
 @pytest.mark.parametrize("value", [math.inf, 1e300, True, "5", [5], {}])

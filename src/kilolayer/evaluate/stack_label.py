@@ -150,11 +150,16 @@ def checks_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[StackCheck]]:
     by_side: dict[str, list[StackCheck]] = {}
     for row in rows:
         for side, values in row.items():
-            if isinstance(values, Mapping) and isinstance(reached := values.get("reached"), int | float):
-                moved = values.get("moved")
-                check = StackCheck(int(row["step"]), float(reached), math.nan if moved is None else float(moved))
+            if isinstance(values, Mapping) and not math.isnan(reached := _number(values.get("reached"))):
+                check = StackCheck(int(row["step"]), reached, _number(values.get("moved")))
                 by_side.setdefault(side, []).append(check)
     return by_side
+
+
+def _number(value: Any) -> float:
+    """A number of a row, which may come from someone else; NaN for anything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**63
+    return float(value) if is_number else math.nan
 
 
 def dead_stacks(checks: Mapping[str, Sequence[StackCheck]], lr: float) -> list[DeadStack]:
