@@ -68,7 +68,7 @@ def test_top_p_draws_from_the_fewest_that_have_p_together(top_p: float) -> None:
 def test_top_1_and_tiny_top_p_and_tiny_temperature_are_greedy() -> None:
     model, source = translator(), sources([5, 2, 4])
     greedy = [each.tokens for (each,) in generate(model, source, SearchConfig(method="greedy"))]
-    for options in ({"top_k": 1}, {"top_p": 1e-12}, {"temperature": 1e-9}):
+    for options in ({"top_k": 1}, {"top_p": 1e-12}, {"temperature": 1e-9}, {"temperature": 5e-324}):
         found = generate(model, source, SearchConfig(method="sample", **options))
         assert [each.tokens for (each,) in found] == greedy
 

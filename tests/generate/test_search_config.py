@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 from typing import Any
@@ -22,6 +23,7 @@ from kilolayer.generate.config import SearchConfig
         ({"beam": 2.5}, "beam is 2.5"),
         ({"length_penalty": -1.0}, "length_penalty is -1.0"),
         ({"length_penalty": float("nan")}, "length_penalty is nan"),
+        ({"length_penalty": 31.0}, "length_penalty is 31.0"),
         ({"method": "greedy", "beam": 4}, "beam has no effect with method 'greedy'"),
         ({"method": "sample", "length_penalty": 1.0}, "length_penalty has no effect"),
         ({"top_k": 3}, "top_k has no effect with method 'beam'"),
@@ -43,6 +45,12 @@ from kilolayer.generate.config import SearchConfig
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         SearchConfig(**options)
+
+
+def test_the_largest_length_to_the_largest_penalty_is_a_number() -> None:
+    ends = {each.name: each.metadata["range"].most for each in dataclasses.fields(SearchConfig) if "range" in each.metadata}
+    longest = ends["max_length_factor"] * ends["max_source_length"] + ends["max_length_extra"]
+    assert math.isfinite(int(longest) ** float(ends["length_penalty"]))
 
 
 def test_an_unknown_option_names_the_nearest() -> None:

@@ -26,7 +26,7 @@ class SearchConfig:
     options are set, or beam."""
     beam: int | None = bounded(None, least=1, most=10_000)
     """Beam size. Default: 5."""
-    length_penalty: float | None = bounded(None, least=0, most=1000)
+    length_penalty: float | None = bounded(None, least=0, most=30)
     """Beam search ranks hypotheses by log-probability / length^length_penalty; length includes the end token. Default: 1."""
     temperature: float | None = bounded(None, above=0, most=1e6)
     """Sampling divides the logits by this: below 1 is safer, above 1 more varied; instead of 0, use greedy. Default: 1."""

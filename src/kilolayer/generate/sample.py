@@ -20,7 +20,8 @@ def uniforms(seed: int, indices: Sequence[int], samples: int, steps: int) -> Ten
 
 def draw(log_probabilities: Tensor, uniform: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """One token from each distribution: log-probabilities [..., vocabulary] and uniform numbers [...] to int64 [...]."""
-    probabilities = (log_probabilities.double() / temperature).softmax(dim=-1)
+    below = log_probabilities.double() - log_probabilities.double().amax(dim=-1, keepdim=True)
+    probabilities = (below / temperature).softmax(dim=-1)  # the largest is 0, so that no temperature is too small
     if top_k is None and top_p is None:
         return _invert(probabilities, uniform)
     # A stable sort, so that among equal tokens the first is kept, whatever else is in the batch.
