@@ -23,7 +23,10 @@ from transformers import (
     GPT2Model,
     MarianMTModel,
     OPTForCausalLM,
+    OPTModel,
     PreTrainedModel,
+    Qwen3Config,
+    Qwen3Model,
 )
 
 import kilolayer as kl
@@ -71,6 +74,7 @@ def test_bert_alone_and_with_a_classifier(tmp_path: Path) -> None:
     classifier = spread(BertForSequenceClassification(bert_config(VOCABULARY, num_labels=3)))
     ours = imported(classifier, tmp_path / "classifier")
     assert not ours.training
+    assert ours.config.head.dropout == classifier.dropout.p
     torch.testing.assert_close(ours(TOKENS, types=TYPES).logits, classifier(TOKENS, token_type_ids=TYPES).logits, **FP64)
 
 
@@ -131,6 +135,47 @@ def test_marian_scores_alike(options: dict[str, Any], tmp_path: Path) -> None:
     actual = ours(TOKENS, target, source_mask=MASK, target_mask=torch.ones_like(target).bool())
     # Its sinusoids are rounded to fp32.
     torch.testing.assert_close(actual.logits, found.logits, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(("config", "dropout"), [({"hidden_dropout_prob": 0.2}, 0.2), ({"classifier_dropout": 0.3}, 0.3)])
+def test_a_classifier_has_the_dropout_of_its_folder(config: dict[str, float], dropout: float, tmp_path: Path) -> None:
+    theirs = BertForSequenceClassification(bert_config(VOCABULARY, **config))
+    assert imported(theirs, tmp_path).config.head.dropout == theirs.dropout.p == dropout
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        BertModel(bert_config(VOCABULARY)),
+        GPT2LMHeadModel(gpt2_config(VOCABULARY)),
+        OPTForCausalLM(opt_config(VOCABULARY)),
+        MarianMTModel(marian_config(VOCABULARY)),
+    ],
+    ids=lambda model: type(model).__name__,
+)
+def test_an_option_that_is_left_out_has_the_value_of_transformers(theirs: PreTrainedModel, tmp_path: Path) -> None:
+    whole = imported(theirs, tmp_path)
+    usual = type(theirs.config)().to_dict()
+    options = json.loads((tmp_path / "config.json").read_text())
+    kept = {name: value for name, value in options.items() if name == "model_type" or usual.get(name, not value) != value}
+    (tmp_path / "config.json").write_text(json.dumps(kept))
+    assert kl.from_huggingface(tmp_path).config == whole.config
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        BertModel(bert_config(VOCABULARY, tie_word_embeddings=False)),
+        GPT2Model(gpt2_config(VOCABULARY, tie_word_embeddings=False)),
+        OPTModel(opt_config(VOCABULARY, tie_word_embeddings=False)),
+        Qwen3Model(Qwen3Config(vocab_size=VOCABULARY, hidden_size=16, head_dim=8, num_attention_heads=2,
+                               num_key_value_heads=2, intermediate_size=24, num_hidden_layers=1)),
+    ],
+    ids=lambda model: type(model).__name__,
+)  # fmt: skip
+def test_a_base_model_has_no_output_that_could_be_its_own(theirs: Any, tmp_path: Path) -> None:
+    ours = imported(spread(theirs), tmp_path)
+    torch.testing.assert_close(ours(TOKENS).states, theirs(TOKENS)[0], rtol=1e-6, atol=1e-6)
 
 
 def assert_same_gradients(ours: torch.nn.Module, theirs: PreTrainedModel) -> None:

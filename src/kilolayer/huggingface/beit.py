@@ -84,7 +84,7 @@ class Beit(ImageClass):
     def image_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         return {**super().image_options(theirs), "mask_token": theirs["use_mask_token"]}
 
-    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def options_of_weights(self, tensors: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Any]:
         if f"{MASKED}.weight" in tensors:
             return {"vocab_size": len(tensors[f"{MASKED}.weight"]), "output_bias": True}
         has_final = any(name in tensors for name in ("layernorm.weight", "beit.layernorm.weight"))

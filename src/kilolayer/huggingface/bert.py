@@ -113,10 +113,12 @@ class Bert(ForeignClass):
             "tie_embeddings": theirs.get("tie_word_embeddings", True),
         }
 
-    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def options_of_weights(self, tensors: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Any]:
         if f"{CLASSIFIER}.weight" in tensors:
             outputs, *_ = (*tensors[f"{CLASSIFIER}.weight"].shape, 1)  # one of another rank is refused when all are checked
-            return {"head": Head(outputs=outputs), "tie_embeddings": True}
+            dropout = theirs.get("classifier_dropout")
+            head = Head(outputs=outputs, dropout=theirs["hidden_dropout_prob"] if dropout is None else dropout)
+            return {"head": head, "tie_embeddings": True}
         masked = f"{MASKED}.transform.dense.weight" in tensors
         untied = {} if masked else {"tie_embeddings": True}
         return {"output_transform": masked, "output_bias": masked, **untied}

@@ -38,7 +38,7 @@ class ForeignClass(ABC):
     required: ClassVar[Mapping[str, Any]] = {}
     """Transformers options that must have a certain value to match a Kilolayer model."""
     readable: ClassVar[tuple[str, ...]] = ()
-    """Architectures that can be imported."""
+    """Architectures that can be imported; the last is the base model, without an output."""
     prefix: ClassVar[str] = "model."
     """Prefix of the names of all weights but the output's; files of the class without an output omit it."""
     outputs: ClassVar[tuple[str, ...]] = ("lm_head.",)
@@ -79,8 +79,8 @@ class ForeignClass(ABC):
             found[ours] = self._to_ours(ours, values[0])
         return found
 
-    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """The `ModelConfig` options that the weights determine and config.json does not."""
+    def options_of_weights(self, tensors: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Any]:
+        """The `ModelConfig` options that the weights determine, and config.json alone does not."""
         return {}
 
     def spare_entries(self, config: ModelConfig) -> list[Entry]:

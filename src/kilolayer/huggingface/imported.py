@@ -58,6 +58,8 @@ class Imported:
         form = FORMS[kind]
         found = cls(folder, {**form.defaults, **theirs}, form)
         found._check()
+        if theirs.get("architectures") == [form.readable[-1]]:  # a base model has no output that could be untied
+            return cls(folder, {**found.theirs, "tie_word_embeddings": True}, form)
         return found
 
     def _check(self) -> None:
@@ -86,7 +88,7 @@ class Imported:
     def tensors(self) -> dict[str, Tensor]:
         """The weights under Transformers' names, with the prefix of the class with an output."""
         found = {}
-        for name, tensor in read_tensors(self.folder, expected_weights(self._config({}))).items():
+        for name, tensor in read_tensors(self.folder, expected_weights(self._config(None))).items():
             for old, new in OLD_NAMES.items():
                 name = f"{name.removesuffix(old)}{new}" if name.endswith(old) else name
             whole = name.startswith((self.form.prefix, *self.form.outputs))
@@ -96,11 +98,14 @@ class Imported:
     @cached_property
     def config(self) -> ModelConfig:
         """The configuration of the equivalent Kilolayer model."""
-        return self._config(self.form.options_of_weights(self.tensors))
+        return self._config(self.tensors)
 
-    def _config(self, options_of_weights: Mapping[str, Any]) -> ModelConfig:
+    def _config(self, tensors: Mapping[str, Tensor] | None) -> ModelConfig:
+        """The configuration that config.json specifies; tensors: with what these determine besides."""
         try:
-            options = {**self.form.own_options(self.theirs), **options_of_weights}
+            options = self.form.own_options(self.theirs)
+            if tensors is not None:
+                options |= self.form.options_of_weights(tensors, self.theirs)
             return ModelConfig.of(options["shape"], options)
         except (InputError, OptionError) as error:
             raise error.at(str(self.folder / CONFIG)) from None

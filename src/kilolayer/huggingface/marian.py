@@ -63,7 +63,7 @@ class Marian(ForeignClass):
     }
     readable: ClassVar[tuple[str, ...]] = ("MarianMTModel", "MarianModel")
     outputs: ClassVar[tuple[str, ...]] = ("lm_head.", LOGITS_BIAS)
-    unread: ClassVar[str] = "|".join(map(re.escape, POSITIONS))
+    unread: ClassVar[str] = "|".join(map(re.escape, (*POSITIONS, LOGITS_BIAS)))  # the bias, if it is 0
 
     def misfits(self, config: ModelConfig) -> Iterator[str]:
         if config.shape != "encoder_decoder":
@@ -125,7 +125,7 @@ class Marian(ForeignClass):
             tables.append(Entry("output_bias.weight", (LOGITS_BIAS,), as_row=True))
         return tables + seq2seq_entries(config, "out_norm")
 
-    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def options_of_weights(self, tensors: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Any]:
         return {"output_bias": LOGITS_BIAS in tensors and bool(tensors[LOGITS_BIAS].any())}
 
     def copies(self, config: ModelConfig) -> dict[str, str]:

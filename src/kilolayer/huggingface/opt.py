@@ -44,6 +44,7 @@ class OPT(ForeignClass):
         "max_position_embeddings": 2048,
         "activation_function": "relu",
         "dropout": 0.1,
+        "tie_word_embeddings": True,
         "pad_token_id": 1,
         "eos_token_id": 2,
     }

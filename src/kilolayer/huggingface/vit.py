@@ -156,7 +156,7 @@ class ViT(ImageClass):
         if config.head is None or (config.head.pool, config.head.pooler) != ("first", "none"):
             yield 'it has no head with pool="first" and pooler="none"'
 
-    def options_of_weights(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def options_of_weights(self, tensors: Mapping[str, Tensor], theirs: Mapping[str, Any]) -> dict[str, Any]:
         return {"head": self.head_of(tensors, pooler="none")}
 
     def top(self, config: ModelConfig) -> list[Entry]:
