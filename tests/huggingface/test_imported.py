@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 from transformers import (
+    BertConfig,
     BertForMaskedLM,
     BertForPreTraining,
     BertForSequenceClassification,
@@ -31,6 +33,7 @@ from transformers import (
 
 import kilolayer as kl
 from kilolayer.errors import KilolayerError
+from kilolayer.huggingface.bert import Bert
 from tests.fixtures.foreign_models import LENGTH, bert_config, gpt2_config, marian_config, opt_config, spread
 
 VOCABULARY = 29
@@ -141,6 +144,13 @@ def test_marian_scores_alike(options: dict[str, Any], tmp_path: Path) -> None:
 def test_a_classifier_has_the_dropout_of_its_folder(config: dict[str, float], dropout: float, tmp_path: Path) -> None:
     theirs = BertForSequenceClassification(bert_config(VOCABULARY, **config))
     assert imported(theirs, tmp_path).config.head.dropout == theirs.dropout.p == dropout
+
+
+def test_an_encoder_that_predicts_a_number_says_so(tmp_path: Path) -> None:
+    ours = imported(BertForSequenceClassification(bert_config(VOCABULARY, num_labels=1)), tmp_path)
+    assert BertConfig(**Bert().foreign_config(ours.config)).problem_type == "regression"
+    several = ours.config.head.__class__(outputs=2)
+    assert BertConfig(**Bert().foreign_config(replace(ours.config, head=several))).problem_type is None
 
 
 @pytest.mark.parametrize(

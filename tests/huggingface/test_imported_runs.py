@@ -47,6 +47,7 @@ LARGE = {"init_std": 0.6}
 STARTS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
     "bert": ("masked_lm", bert_folder, {}),
     "classifier": ("classify", bert_folder, {}),
+    "numbers": ("classify", bert_folder, {}),
     "gpt2": ("causal_lm", gpt2_folder, {}),
     "gpt2, untied": ("causal_lm", gpt2_folder, {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3}),
     "opt": ("causal_lm", opt_folder, {}),
@@ -56,6 +57,7 @@ STARTS: dict[str, tuple[str, Callable[..., Any], dict[str, Any]]] = {
 CLASSES = {
     "bert": "BertForMaskedLM",
     "classifier": "BertForSequenceClassification",
+    "numbers": "BertForSequenceClassification",
     "gpt2": "GPT2LMHeadModel",
     "gpt2, untied": "GPT2LMHeadModel",
     "opt": "OPTForCausalLM",
@@ -65,6 +67,7 @@ CLASSES = {
 SLOW = ("gpt2, untied", "opt", "marian, silu")
 OWN: dict[str, dict[str, Any]] = {
     "classifier": {"examples": {"second": "b"}},
+    "numbers": {"examples": {"label": "score", "kind": "number"}},
     "gpt2": {"text": {"length": 40}},
     "gpt2, untied": {"text": {"length": 40}},
     "opt": {"text": {"length": 40}},
@@ -182,6 +185,15 @@ def test_pairs_get_the_names_of_their_classes(exported: Callable[[str], Exported
     row = torch.from_numpy(encode_example(*PAIRS[0], vocabulary, 40)[0])[None]
     shares = probabilities(made.model(row, types=sentence_types(row)).logits.numpy())[0]
     assert found == pytest.approx(dict(zip(config.examples.classes, shares, strict=True)), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_pipeline_predicts_the_numbers_of_the_run(exported: Callable[[str], Exported]) -> None:
+    made = exported("numbers")
+    texts = ["so good we go", "so bad"]
+    expected = [each.label for each in kl.load(made.run.folder).predict(texts)]
+    found = pipeline("text-classification", str(made.folder))(texts)
+    assert [each["score"] for each in found] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", names("gpt2", "opt"))

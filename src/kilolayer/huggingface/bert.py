@@ -99,6 +99,8 @@ class Bert(ForeignClass):
             "classifier_dropout": config.head.dropout,
             "id2label": labels,
             "label2id": {name: int(index) for index, name in labels.items()},
+            # Without it, a pipeline of Transformers applies the sigmoid to the number.
+            **({"problem_type": "regression"} if config.head.outputs == 1 else {}),
         }
 
     def own_options(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
