@@ -111,6 +111,12 @@ def test_one_text_is_not_taken_for_its_letters(trained: dict[str, Path]) -> None
     assert [each.prompt for each in writer.continuations("ein", search)] == ["ein"]
 
 
+def test_a_stream_is_one_text(trained: dict[str, Path]) -> None:
+    writer = kl.load(trained["causal_lm"])
+    with pytest.raises(OptionError, match="samples=2, but stream writes one text"):
+        writer.stream("ein", print, writer.search(samples=2))
+
+
 @pytest.mark.parametrize("given", [3, b"ein", None, "\ud800"])
 def test_what_is_no_text_is_named(given: Any, trained: dict[str, Path]) -> None:
     translator, writer = kl.load(trained["translation"]), kl.load(trained["causal_lm"])

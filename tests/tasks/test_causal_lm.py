@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from kilolayer.config import build, table_of
 from kilolayer.data.documents import TextConfig
 from kilolayer.data.grammar import pairs
 from kilolayer.data.tokenizer import TokenizerConfig
+from kilolayer.evaluate.likelihood import TextLoss, perplexity
+from kilolayer.evaluate.masked_likelihood import MaskedLoss
 from kilolayer.tasks.causal_lm.config import CausalLMConfig
 from kilolayer.tasks.causal_lm.task import CausalLMTask
+from kilolayer.tasks.results import read_scores, write_results
 
 TOKENIZERS = {
     "bytes": TokenizerConfig(kind="bytes"),
@@ -156,6 +160,15 @@ def test_scores_and_samples_are_left_in_the_folder(corpus: Path, cache: Path, tm
             assert sample["text"] in text
             assert 0 <= text.find(sample["text"]) - text.find(sample["prompt"]) - len(sample["prompt"]) <= 1
             assert sample["continuation"]
+
+
+@pytest.mark.parametrize("loss", [TextLoss(3e6, 10, 10), MaskedLoss(3e6, 10, 0)], ids=["text", "masked"])
+def test_scores_of_a_broken_model_are_stored_and_read(loss: Any, tmp_path: Path) -> None:
+    write_results(tmp_path, [], {"test": {key: asdict(score) for key, score in loss.scores("").items()}})
+    table = read_scores(tmp_path)["test"]
+    assert table["loss"]["value"] == 3e5
+    assert 1e29 < table["perplexity"]["value"] == perplexity(3e5) < 1e30
+    assert perplexity(5.0) == math.exp(5.0)
 
 
 def test_a_text_shorter_than_a_window_is_scored_too(corpus: Path, cache: Path, tmp_path: Path) -> None:

@@ -18,6 +18,14 @@ from kilolayer.evaluate.scores import Score
 from kilolayer.models.decoder import Decoder
 from kilolayer.runtime.recorder import Recorder, evaluating
 
+MOST_NATS = 69.0
+"""No perplexity is larger than e^69: scores.json and the report take no numbers above 1e30."""
+
+
+def perplexity(loss: float) -> float:
+    """e^loss, up to e^69."""
+    return math.exp(min(loss, MOST_NATS))
+
 
 @dataclass(frozen=True)
 class TextScore(Score):
@@ -42,7 +50,7 @@ class TokenLoss:
     @property
     def perplexity(self) -> float:
         """Per predicted token; it cannot be compared between vocabularies or ways of masking."""
-        return math.exp(min(self.loss, 700.0))
+        return perplexity(self.loss)
 
     @property
     def quality(self) -> float:

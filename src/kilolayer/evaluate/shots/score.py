@@ -11,6 +11,7 @@ import numpy as np
 
 from kilolayer.data.vocabulary import TextVocabulary
 from kilolayer.evaluate.choices import Likelihood, score_choices
+from kilolayer.evaluate.likelihood import perplexity
 from kilolayer.evaluate.shots.examples import Examples
 from kilolayer.evaluate.shots.registry import Norm, Question
 from kilolayer.models.decoder import Decoder
@@ -90,7 +91,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
 
 def _perplexity(logs: Sequence[float]) -> tuple[float, float | None]:
     """exp(-mean log-likelihood) of the answers, and its standard error: that of the mean, times the perplexity."""
-    value = math.exp(min(-float(np.mean(logs)), 700.0))
+    value = perplexity(-float(np.mean(logs)))
     return value, value * float(np.std(logs, ddof=1)) / math.sqrt(len(logs)) if len(logs) > 1 else None
 
 

@@ -100,6 +100,8 @@ class LanguageModel(TrainedRun):
         """Continue one prompt; `write` is called with each piece of the text as it is generated."""
         row, stream = self._tokens(checked_text(prompt, "prompt")), TextStream(self._vocabulary.decode, write)
         search = search or self.search()
+        if search.n_best > 1:
+            raise OptionError(f"samples={search.n_best}, but stream writes one text", fix="use .continuations(prompt, search)")
         (found,) = continue_texts(self._decoder, [row], search, context=self.context, on_token=stream.add)
         stream.close()
         return self._continued(prompt, row, found)

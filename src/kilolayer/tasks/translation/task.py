@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from kilolayer.data.shapes import Shape
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
 from kilolayer.errors import OptionError, unknown
+from kilolayer.evaluate.likelihood import perplexity
 from kilolayer.evaluate.scores import Bleu
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.generate.config import SearchConfig
@@ -59,7 +59,7 @@ class TranslationValidation:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700.0))
+        return perplexity(self.loss)
 
     @property
     def quality(self) -> float:
