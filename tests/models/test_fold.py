@@ -108,6 +108,13 @@ def test_recipes_without_a_plain_form_say_so(recipe: str) -> None:
         kl.fold(build("encoder", recipe))
 
 
+def test_a_norm_on_top_is_not_dropped() -> None:
+    model = kl.Decoder(20, dim=16, heads=2, ffn_dim=32, layers=1, recipe="mix_ln")  # Post-LN below, and a final norm
+    with pytest.raises(FoldError, match="no exact plain Post-LN form"):
+        kl.fold(model)
+    kl.fold(kl.Decoder(20, dim=16, heads=2, ffn_dim=32, layers=1, recipe="mix_ln", final_norm=False))
+
+
 def test_dlcl_on_post_norm_sublayers_has_no_plain_form() -> None:
     with pytest.raises(FoldError):
         kl.fold(build("encoder", kl.recipes.get("dlcl", norm="post")))

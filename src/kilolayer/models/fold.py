@@ -110,7 +110,8 @@ def _check(model: AnyModel) -> None:
         plans = [sublayer.plan for sublayer in stack.sublayers()]
         start: dict[str, Any] = {"gains": {}, "init": Plan().init}
         plain = all(replace(plan, skip=1.0, **start) == Plan(out_norm=NORM) for plan in plans)
-        bare = isinstance(stack.output_scale, nn.Identity) and not recipe.input_norm(stack.side, model.config.depths)
+        above = (stack.top_norm, stack.top_shift, stack.top_scale, stack.output_scale)
+        bare = not recipe.input_norm(stack.side, model.config.depths) and all(isinstance(each, nn.Identity) for each in above)
         if not plain or not bare or recipe.stream() is not None:
             raise FoldError(
                 f"the recipe {recipe.name!r} has no exact plain Post-LN form",
@@ -124,7 +125,7 @@ def _check(model: AnyModel) -> None:
 
 
 def _empty(model: AnyModel, firsts: dict[Side, Tensor | None], untied: bool, max_length: int | None) -> AnyModel:
-    config = replace(model.config, recipe=recipes.get(recipes.PLAIN))
+    config = replace(model.config, recipe=recipes.get(recipes.PLAIN), final_norm=None)
     if not untied:
         epsilons = {f"{side}_first_eps": _first_eps(config, side, scale) for side, scale in firsts.items()}
         config = replace(config, **epsilons)
