@@ -111,8 +111,16 @@ def test_one_text_is_not_taken_for_its_letters(trained: dict[str, Path]) -> None
     assert [each.prompt for each in writer.continuations("ein", search)] == ["ein"]
 
 
+@pytest.mark.parametrize("text", [{"test": ""}, {"test": ["test", ""]}, {"source": "", "reference": ""}], ids=str)
+def test_an_empty_path_is_no_text_to_score(text: dict[str, Any], trained: dict[str, Path]) -> None:
+    with pytest.raises(OptionError, match=r"^(test|source) is empty"):
+        kl.load(trained["translation"]).scores(**text)
+
+
 def test_a_stream_is_one_text(trained: dict[str, Path]) -> None:
     writer = kl.load(trained["causal_lm"])
+    with pytest.raises(OptionError, match="samples has no effect with greedy"):
+        writer.search(greedy=True, samples=2)
     with pytest.raises(OptionError, match="samples=2, but stream writes one text"):
         writer.stream("ein", print, writer.search(samples=2))
 

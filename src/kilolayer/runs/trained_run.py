@@ -91,9 +91,9 @@ class TrainedRun(Displayed):
 
         All scores are those of the model in fp32, as on the command line, even if the run was loaded with another `precision`.
         """
-        if not test and source is None and reference is None and direction is None:
-            return self._run.scores(self.device)
         named = (test,) if isinstance(test, Path | str) else test
+        if not named and source is None and reference is None and direction is None:
+            return self._run.scores(self.device)
         first, second = (None if path is None else str(path) for path in (source, reference))
         text = OtherText(tuple(map(str, named)), first, second, direction)
         return score_text(self._run, text, loaded=(self._chosen, self._precise_reader))

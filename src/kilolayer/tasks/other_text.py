@@ -21,6 +21,9 @@ class OtherText:
     direction: str | None = None
 
     def __post_init__(self) -> None:
+        for name, paths in (("test", self.test), ("source", (self.source,)), ("reference", (self.reference,))):
+            if "" in paths:
+                raise OptionError(f"{name} is empty", where=hints.argument(name), fix="name a file or a folder, or remove it")
         if self.test and (self.source or self.reference):
             raise OptionError("a test set and a source or reference are both given", fix="remove one of them")
         if (self.source is None) != (self.reference is None):

@@ -114,6 +114,8 @@ class LanguageModel(TrainedRun):
         for name in sampling:
             if name not in OPTIONS_OF["sample"]:
                 raise unknown(name, [*OPTIONS_OF["sample"], "max_tokens", "greedy", "samples"])
+        if greedy and samples > 1:
+            raise OptionError("samples has no effect with greedy", fix="remove one of them")
         method, length = "greedy" if greedy else "sample", {"max_length_factor": 0.0, "max_length_extra": max_tokens}
         return SearchConfig(method=method, n_best=samples, **sampling, **length)
 
