@@ -18,6 +18,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from torch.nn.utils.rnn import pad_sequence
+from transformers import pipeline
 
 import kilolayer as kl
 from kilolayer.cli.main import main
@@ -288,6 +289,20 @@ def test_the_search_of_the_run_goes_along(trained: Callable[[str], Run], tmp_pat
     assert (beam["eos_token_id"], beam["pad_token_id"], beam["decoder_start_token_id"]) == (3, 0, 2)
     greedy = read_json(kl.export(trained("deepnorm"), to="huggingface", out=tmp_path / "b").folder / "generation_config.json")
     assert (greedy["num_beams"], greedy["do_sample"]) == (1, False)
+
+
+def test_a_language_model_samples_as_generate_does_in_a_pipeline_too(trained: Callable[[str], Run], tmp_path: Path) -> None:
+    folder = kl.export(trained("bytes, deepnorm"), to="huggingface", out=tmp_path / "out").folder
+    used: list[Any] = []
+
+    def search(model: Any, ids: torch.Tensor, generation_config: Any, **_: Any) -> torch.Tensor:
+        used.append(generation_config)
+        return ids
+
+    pipeline("text-generation", str(folder))("A dog", custom_generate=search)
+    (config,) = used
+    assert (config.do_sample, config.temperature, config.top_k, config.top_p) == (True, 1.0, 0, 1.0)
+    assert config.max_length == trained("bytes, deepnorm").config.text.length
 
 
 def test_the_command_says_which_class_and_why_and_leaves_a_card(

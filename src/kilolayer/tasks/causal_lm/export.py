@@ -24,8 +24,8 @@ class LanguageModelExport(TaskExport[CausalLMConfig]):
         return text_files(vocabulary, self.config.text.length, left_out)
 
     def generation(self, positions: int) -> dict[str, Any]:
-        # The model has not learned positions beyond its window length.
-        return {"do_sample": True, "top_k": 0, "max_length": self.config.text.length}
+        # A pipeline of Transformers takes 0.7 if there is no temperature. Positions beyond the window length are not learned.
+        return {"do_sample": True, "temperature": 1.0, "top_k": 0, "max_length": self.config.text.length}
 
     def transformers_use(self, folder: str, architecture: str, trust: bool) -> str:
         return (
