@@ -159,6 +159,13 @@ class TranslationTask(Task[TranslationConfig]):
         """Endless shuffled batches of all directions. Validations then use the same shapes."""
         batches = Batches(self._training_pairs, self.config.batches, seed, self.cache)
         self.shapes = batches.shapes
+        positions, longest = self.config.model.max_length, max(max(shape.source, shape.target) for shape in self.shapes)
+        if positions is not None and positions < longest:
+            raise OptionError(
+                f"the model has {positions} positions, but a training sentence has up to {longest} tokens",
+                where="model",
+                fix="lower data.filters.max_tokens, or raise model.max_length",
+            )
         return batches
 
     def frequency_loss(self) -> float:
