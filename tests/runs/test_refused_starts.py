@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kilolayer as kl
-from kilolayer.errors import InputError, KilolayerError
+from kilolayer.errors import InputError, KilolayerError, OptionError
 from kilolayer.runs.run import check_new
 from tests.fixtures.small_runs import SMALL, new_text_run, table, task_of, text_table
 
@@ -48,15 +48,23 @@ def test_a_training_file_that_cannot_be_used_leaves_no_run(task: str, fault: str
     assert {path.name for path in folder.iterdir()} <= {"lock"}
 
 
-def test_what_is_found_as_training_begins_leaves_no_run(corpus: Path, tmp_path: Path) -> None:
+def test_what_is_found_as_training_begins_leaves_no_run(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = new_text_run(tmp_path / "start", corpus)
     for _ in range(2):
         with pytest.raises(InputError, match="no complete checkpoint"):
             kl.train(text_table(corpus), run=tmp_path / "run", train={"start_from": start.folder})
     model = {"positions": "learned", "max_length": 4}
-    for _ in range(2):  # by the model, in its first step
-        with pytest.raises(InputError, match="longer than the 4"):
+    for _ in range(2):
+        with pytest.raises(OptionError, match="the model has 4 positions"):
             kl.train(table(corpus, model=model), run=tmp_path / "run")
+
+    def fail(*_: object) -> None:
+        raise InputError("no scores today")
+
+    monkeypatch.setattr(kl.EncoderDecoder, "scores", fail)
+    for _ in range(2):  # by the model, in its first step
+        with pytest.raises(InputError, match="no scores today"):
+            kl.train(table(corpus), run=tmp_path / "run")
     check_new(tmp_path / "run")
 
 
