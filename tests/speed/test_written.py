@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 import kilolayer as kl
 from kilolayer.errors import OptionError
 from kilolayer.generate.config import SearchConfig
 from kilolayer.generate.hypothesis import Hypothesis
 from kilolayer.generate.search import generate
+from kilolayer.layers.feedforward import FeedForward
+from kilolayer.layers.stack import Stack
 from kilolayer.speed.int8_product import Int8Product
 from kilolayer.speed.packed_product import PackedProduct
 from kilolayer.speed.runtime import FAST
@@ -131,6 +134,46 @@ def test_what_is_not_known_comes_back_as_it_is() -> None:
     extended.decoder.sublayers()[0].f.add_module("query_norm", nn.LayerNorm(4, dtype=torch.float64))
     for model in (lowered, hooked, extended, half):
         assert unroll_for_cpu(model) is model
+
+
+class NegatedStack(Stack):
+    def top(self, x: Tensor) -> Tensor:
+        return -super().top(x)
+
+
+def of_own_class(model: Any) -> None:
+    model.decoder.__class__ = NegatedStack
+
+
+def with_own_vocabulary(model: Any) -> None:
+    model.vocabulary = nn.Linear(16, VOCABULARY, dtype=torch.float64)
+    nn.init.uniform_(model.vocabulary.bias, -9, 9)
+
+
+def with_own_forward(model: Any) -> None:
+    network = model.decoder.blocks[0].feedforward.f
+    plain = network.forward
+    network.forward = lambda x: -3 * plain(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", [of_own_class, with_own_vocabulary, with_own_forward])
+def test_what_a_user_has_changed_decodes_as_it_is(change: Callable[[Any], None]) -> None:
+    model = translator()
+    change(model)
+    fast = kl.fast(model)
+    assert unroll_for_cpu(fast) is fast
+    assert_same(generate(fast, sources(), SearchConfig(beam=2)), generate(model, sources(), SearchConfig(beam=2)), rel=1e-9)
+
+
+@torch.no_grad()
+def test_a_hook_on_all_modules_is_called() -> None:
+    model = translator()
+    hook = register_module_forward_hook(lambda module, _, y: -y if isinstance(module, FeedForward) else None)
+    try:
+        assert unroll_for_cpu(model) is model
+    finally:
+        hook.remove()
 
 
 @torch.no_grad()

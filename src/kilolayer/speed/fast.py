@@ -69,12 +69,17 @@ def fast_scores(states: Tensor, table: Tensor) -> Tensor:
     return torch.mm(states.flatten(0, -2), table.t(), out_dtype=torch.float32).unflatten(0, states.shape[:-1])
 
 
+def is_ours(stack: Stack) -> bool:
+    """Whether a stack has no methods of a user's own."""
+    return plain_class(stack) in (Stack, FastStack)
+
+
 def fast_form(module: AnyModule, recompute: Recompute = "none") -> AnyModule:
     """A copy of the module that shares its parts but has fast stacks and tables; the module itself if it contains none."""
     if isinstance(module, FastStack) and module.recompute == recompute:
         return module
     if isinstance(module, Stack):
-        return cast("AnyModule", FastStack.of(module, recompute))
+        return cast("AnyModule", FastStack.of(module, recompute)) if is_ours(module) else module
     for plain, kind in ((Embedding, FastEmbedding), (VocabularyProjection, FastVocabularyProjection)):
         if type(module) is plain:
             return cast("AnyModule", _as_class(kind, module))

@@ -23,7 +23,7 @@ from kilolayer.runtime.recorder import Recorder
 from kilolayer.runtime.runtime import Recompute, Runtime, sum_losses
 from kilolayer.speed.activations import kept_by_fast_layer
 from kilolayer.speed.compiler import BUDGETS
-from kilolayer.speed.fast import compile_layers, fast_form, unfused_residuals
+from kilolayer.speed.fast import compile_layers, fast_form, is_ours, unfused_residuals
 from kilolayer.speed.graph import GraphPool
 from kilolayer.speed.graph_recorder import GraphRecorder
 from kilolayer.speed.inspection import has_hooks
@@ -131,6 +131,9 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
         return form
     for text in unfused_residuals(form):
         logger.warning(text)
+    for stack in stacks:
+        if not is_ours(stack):
+            logger.warning("the layers of the %s run as plain modules, because it is a %s", stack.side, type(stack).__name__)
     if compile:
         compile_layers(form)
     return form

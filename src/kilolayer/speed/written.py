@@ -32,7 +32,9 @@ from kilolayer.layers.stream import LayerState, Pair, state_of
 from kilolayer.layers.sublayer import Sublayer, add_scaled
 from kilolayer.models.decoder import Decoder
 from kilolayer.models.encoder_decoder import EncoderDecoder
-from kilolayer.speed.inspection import is_known_part
+from kilolayer.speed.fast import FastEmbedding, FastVocabularyProjection
+from kilolayer.speed.fast_stack import FastStack
+from kilolayer.speed.inspection import global_hook, is_known_part
 from kilolayer.speed.int8_product import Int8Product, why_not_int8
 from kilolayer.speed.packed_product import PackedProduct
 from kilolayer.speed.product import is_kernel_norm
@@ -47,6 +49,9 @@ PARTS: dict[type[nn.Module], set[str]] = {
     CrossAttention: ATTENTION_PARTS | {"query", "key_value"},
     FeedForward: {"input_shift", "input", "activation_shift", "activation", "dropout", "inner_norm", "output_shift", "output"},
 }
+
+REWRITTEN = {Stack, FastStack, Embedding, FastEmbedding, VocabularyProjection, FastVocabularyProjection}
+"""The parts of a model that are replaced; with any other, such as a subclass, the model is not written out."""
 
 LEAST_INT8 = 2**18  # elements; for smaller matrices, products of few rows are as fast in fp32
 
@@ -98,11 +103,17 @@ def _round_products(written: EncoderDecoder | Decoder) -> None:
 
 
 def _is_known(model: EncoderDecoder | Decoder) -> bool:
-    """Whether every layer consists of modules that can be written out, in one dtype and without hooks."""
+    """Whether stacks and vocabulary consist of modules that can be written out, in one dtype, with no hook or method of a
+    user's own."""
     kinds = {(parameter.device.type, parameter.dtype) for parameter in model.parameters()}
     if kinds not in ({("cpu", torch.float32)}, {("cpu", torch.float64)}):
         return False
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+    if global_hook() is not None or any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+        return False
+    parts = [*model.stacks(), model.embedding if model.vocabulary is None else model.vocabulary]
+    if not all(type(part) in REWRITTEN for part in parts):
+        return False
+    if any("forward" in vars(module) for part in parts for module in part.modules()):
         return False
     blocks = [block for stack in model.stacks() for block in stack.blocks]
     return all(type(block) in (Block, CrossBlock) and all(map(_is_known_sublayer, _sublayers(block))) for block in blocks)
