@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import kilolayer as kl
 from kilolayer.errors import InputError
@@ -153,6 +154,15 @@ def test_memory_serves_weights_where_they_were_when_it_was_made() -> None:
     moved = model.decoder.blocks[-1].get_parameter("feedforward.f.output.weight")
     moved.data = moved.data.clone()
     assert decoders.decoder(ScoringDecoder, model, size) is not decoder
+
+
+@pytest.mark.parametrize("form", [lambda model: model, fast_form], ids=["plain", "fast"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_replaced_vocabulary_is_read_at_once(device: str, form: Any) -> None:
+    model = form(translator(tie_embeddings=False)).to(device).eval()
+    same(*both(model, "greedy", [4, 5], seed=1))
+    model.vocabulary = nn.Linear(16, 12, device=device, dtype=torch.float64)
+    same(*both(model, "greedy", [4, 5], seed=1))
 
 
 @pytest.mark.gpu

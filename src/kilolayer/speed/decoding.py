@@ -174,26 +174,26 @@ AnyDecoder = TypeVar("AnyDecoder", bound=StaticDecoder)
 class StaticDecoders:
     """The static decoders of one model (the most recently used are kept), and their recordings in one memory pool."""
 
-    def __init__(self, model: EncoderDecoder | Decoder) -> None:
-        form = fast_form(model)
-        # If the model is already a fast form, a copy: a reference to the model itself, which is the key, would keep it alive.
-        self.form = copy.copy(form) if form is model else form
+    def __init__(self) -> None:
         self.decoders: OrderedDict[Hashable, StaticDecoder] = OrderedDict()
         self.recorder: GraphRecorder | None = None
 
     def decoder(self, kind: type[AnyDecoder], model: EncoderDecoder | Decoder, size: Size) -> AnyDecoder:
-        """The decoder of this size; a new one if the model's weights have moved in memory."""
+        """The decoder of this size; a new one if the model's weights have moved in memory or have been replaced."""
         key = _key(kind, model, size)
         if key not in self.decoders:
             while len(self.decoders) >= SIZES:
                 self._drop_oldest()
+            form = fast_form(model)
+            # A fast form is its own form; it is copied, because a reference to the model, which is the key, keeps it alive.
+            form = copy.copy(form) if form is model else form
             try:
-                self.decoders[key] = kind(self.form, size)
+                self.decoders[key] = kind(form, size)
             except torch.OutOfMemoryError:
                 while self.decoders:
                     self._drop_oldest()
                 torch.cuda.empty_cache()
-                self.decoders[key] = kind(self.form, size)
+                self.decoders[key] = kind(form, size)
         self.decoders.move_to_end(key)
         decoder = self.decoders[key]
         assert isinstance(decoder, kind)
@@ -239,5 +239,5 @@ _decoders: weakref.WeakKeyDictionary[EncoderDecoder | Decoder, StaticDecoders] =
 def decoders_of(model: EncoderDecoder | Decoder) -> StaticDecoders:
     """The static decoders of a model, kept for as long as the model exists."""
     if model not in _decoders:
-        _decoders[model] = StaticDecoders(model)
+        _decoders[model] = StaticDecoders()
     return _decoders[model]
