@@ -113,6 +113,11 @@ def check_refusals(group: dist.ProcessGroup, folder: str) -> None:
     model = kl.fully_shard(native("deepnorm"), mesh=mesh)
     with pytest.raises(InputError, match="already sharded"):
         kl.fully_shard(model, mesh=mesh)
+    admin = kl.fully_shard(native("admin"), mesh=mesh)
+    with pytest.raises(InputError, match="calibrate the whole model first"):
+        kl.calibrate(admin, torch.ones(2, 3, dtype=torch.int64))
+    with pytest.raises(InputError, match="ProcessGroup is not a mesh"):
+        kl.fully_shard(native("deepnorm"), mesh=group)
     if group.rank() == 0:
         (Path(folder) / "other.txt").write_text("something else")
     dist.barrier(group)

@@ -302,6 +302,8 @@ def test_a_module_that_holds_a_model(ran_fast: list[nn.Module]) -> None:
 def test_a_module_without_layers_is_refused() -> None:
     with pytest.raises(InputError, match="no stack of layers"):
         fast(nn.Linear(2, 2))
+    with pytest.raises(InputError, match="not a model: 'runs/mine'"):
+        fast("runs/mine")  # pyright: ignore[reportArgumentType]
 
 
 def test_on_the_cpu_it_says_so_once_and_runs_the_plain_layers(

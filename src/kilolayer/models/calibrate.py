@@ -21,6 +21,7 @@ from kilolayer.layers.modules import in_mode
 from kilolayer.layers.stack import Stack
 from kilolayer.layers.sublayer import Sublayer
 from kilolayer.models.model import Model
+from kilolayer.models.sharded import is_unit
 from kilolayer.moe.shard import expert_group
 from kilolayer.torch_state import own_torch_state
 
@@ -54,10 +55,13 @@ def calibrate(model: Model, batch: Batch) -> Calibration:
     if rule is None:
         logger.warning("recipe %s needs no calibration: nothing was changed", model.config.recipe.name)
         return Calibration()
-    if expert_group(model) is not None:
+    shared = expert_group(model) is not None
+    # The processes of a run, which are the model's sharers, all have the same batch.
+    if shared or (is_unit(model) and model.sharers is None):
         raise InputError(
-            "processes that share experts would find different scales, each from its own tokens",
-            fix="calibrate the whole model first, then call shard_experts",
+            "processes that share a model would find different scales, each from its own tokens",
+            fix="calibrate the whole model first, with the same batch on each process, then call "
+            f"{'shard_experts' if shared else 'fully_shard'}",
         )
     probes = {stack.side: _Profile(stack, running=rule == "running") for stack in model.stacks()}
     # The stacks of a model inside of this one, such as the decoder of an image encoder, if the batch reaches them.

@@ -32,7 +32,7 @@ def fully_shard(model: AnyModule, *, unit: int = 1, mesh: Any = None, **options:
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
-    stacks = _checked_stacks(model, unit, options)
+    stacks = _checked_stacks(model, unit, mesh, options)
     groups: list[Any] = [dist.group.WORLD] if mesh is None else [mesh.get_group(axis) for axis in range(mesh.ndim)]
     scalars = {weight for weight in model.parameters() if weight.dim() == 0}
     for weight in scalars:
@@ -58,7 +58,7 @@ def _average(gradient: Tensor, groups: Sequence[dist.ProcessGroup]) -> Tensor:
     return total
 
 
-def _checked_stacks(model: nn.Module, unit: int, options: dict[str, Any]) -> list[Sequence[nn.Module]]:
+def _checked_stacks(model: nn.Module, unit: int, mesh: Any, options: dict[str, Any]) -> list[Sequence[nn.Module]]:
     """The layers of each stack of the model; raises if it cannot be sharded."""
     if not isinstance(model, nn.Module):
         raise InputError(f"this is not a model: {shown(model)}", where="kl.fully_shard", fix="give a model, then the options")
@@ -67,6 +67,12 @@ def _checked_stacks(model: nn.Module, unit: int, options: dict[str, Any]) -> lis
             "there is no process group to shard the model over",
             where="kl.fully_shard",
             fix="start the script with torchrun, and call torch.distributed.init_process_group() first",
+        )
+    if mesh is not None and not hasattr(mesh, "mesh_dim_names"):
+        raise InputError(
+            f"a {type(mesh).__name__} is not a mesh of devices",
+            where="mesh",
+            fix='give a DeviceMesh, such as torch.distributed.device_mesh.init_device_mesh("cuda", (8,)), or leave it out',
         )
     if "ignored_params" in options:
         raise OptionError(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kilolayer.errors import InputError, unknown
+from kilolayer.errors import InputError, shown, unknown
 from kilolayer.layers.block import Block
 from kilolayer.layers.context import Sequences
 from kilolayer.layers.stack import Stack
@@ -120,6 +120,10 @@ def fast(model: AnyModule, *, compile: bool = True, recompute: Recompute = "none
     """
     if recompute not in tuple(BUDGETS):
         raise unknown(str(recompute), BUDGETS, kind="recompute")
+    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(
+            f"this is not a model: {shown(model)}", where="kl.fast", fix="give an Encoder, Decoder or EncoderDecoder"
+        )
     stacks = [module for module in model.modules() if isinstance(module, Stack)]
     if not stacks:
         raise InputError("this model has no stack of layers to run faster", fix="give an Encoder, Decoder or EncoderDecoder")
