@@ -299,6 +299,16 @@ def test_a_module_that_holds_a_model(ran_fast: list[nn.Module]) -> None:
     assert list(form.state_dict()) == list(plain.state_dict())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [2, 5])
+def test_layers_may_be_removed_and_added_later(layers: int) -> None:
+    plain, tokens = kl.Encoder(50, 16, 2, 32, 3).eval(), torch.tensor([[5, 7, 3]])
+    form = fast(plain)
+    assert torch.equal(form(tokens).states, plain(tokens).states)
+    plain.encoder.blocks = kl.Encoder(50, 16, 2, 32, layers).eval().encoder.blocks
+    assert torch.equal(form(tokens).states, plain(tokens).states)
+
+
 def test_a_module_without_layers_is_refused() -> None:
     with pytest.raises(InputError, match="no stack of layers"):
         fast(nn.Linear(2, 2))

@@ -47,8 +47,8 @@ class FastStack(Stack):
 
     recompute: Recompute
     compiled: dict[LayerKind, RunLayer]
-    _inspections: list[Inspection | None]
-    _ways: list[tuple[Inspection, tuple[bool, ...], Ways] | None]
+    _inspections: dict[int, Inspection]
+    _ways: dict[int, tuple[Inspection, tuple[bool, ...], Ways]]
     _logged: set[str]
 
     @classmethod
@@ -57,9 +57,7 @@ class FastStack(Stack):
         fast = cls.__new__(cls)
         fast.__dict__.update(stack.__dict__)
         fast.recompute, fast.compiled = recompute, {}
-        fast._inspections = [None] * len(stack.blocks)
-        fast._ways = [None] * len(stack.blocks)
-        fast._logged = set()
+        fast._inspections, fast._ways, fast._logged = {}, {}, set()
         return fast
 
     def compile(self, backend: str = "inductor") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -146,7 +144,7 @@ class FastStack(Stack):
     def _ways_of(self, index: int, block: Block) -> Ways:
         """The layers of the two modalities, made anew when the block's modules or their modes have changed."""
         assert isinstance(block, MultiwayBlock)
-        known, inspection, mode = self._ways[index], self._inspection(index, block), mode_of(block)
+        known, inspection, mode = self._ways.get(index), self._inspection(index, block), mode_of(block)
         if known is None or known[:2] != (inspection, mode):
             known = self._ways[index] = (inspection, mode, ways_of(block))
         return known[2]
@@ -158,7 +156,7 @@ class FastStack(Stack):
 
     def _inspection(self, index: int, block: nn.Module) -> Inspection:
         """The inspection of the layer in its current state."""
-        found = self._inspections[index]
+        found = self._inspections.get(index)
         if found is None or found.layer is not block or not found.is_current:
             found = self._inspections[index] = Inspection(block)
         return found
