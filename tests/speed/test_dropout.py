@@ -21,7 +21,7 @@ from kilolayer.speed.fast_layer import DRAWS
 from kilolayer.speed.fast_stack import FastStack
 from kilolayer.speed.operators import random_bits
 from kilolayer.speed.operators.fused_norm import residual_norm
-from tests.speed.plain_and_fast import SPARSE, Results, assert_equal, build, run
+from tests.speed.plain_and_fast import SOURCE, SPARSE, Results, assert_equal, build, run
 
 pytestmark = pytest.mark.usefixtures("every_operator")
 DROPOUT = {"dropout": 0.3, "attention_dropout": 0.2, "activation_dropout": 0.4}
@@ -209,3 +209,22 @@ def test_a_layer_that_does_not_train_leaves_the_others_their_dropout(monkeypatch
     form = fast_form(build("encoder", "deepnorm", **DROPOUT))
     form.encoder.blocks[0].eval()
     assert None not in captured_seeds(form, monkeypatch)[2:]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [nn.Dropout, Attention])
+def test_a_first_layer_that_drops_nothing_leaves_the_others_their_dropout(kind: type[nn.Module]) -> None:
+    model = build("encoder", **DROPOUT)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout) and (kind is Attention or module is model.encoder.dropout):
+            module.p = 0.0
+        elif isinstance(module, Attention) and kind is nn.Dropout:
+            module.dropout = 0.0
+    first = model.encoder.blocks[0]
+    for module in first.modules():
+        if isinstance(module, kind):
+            module.eval()
+    form = fast_form(model)
+    one, other = (form(SOURCE, hidden_states=True).hidden_states for _ in range(2))
+    assert torch.equal(one[1], other[1])
+    assert not torch.equal(one[2], other[2])

@@ -37,7 +37,9 @@ def kept_by_fast_layer(plain: Stack, block: Block, inputs: Sequences, memory: Se
         else:
             state = State.of(stack.stream.read(stack.stream.begin(x), 0))
         seeds = (
-            torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64) if needs_dropout_seeds(block) else None
+            torch.empty(len(block.sublayers()), DRAWS, device="meta", dtype=torch.int64)
+            if needs_dropout_seeds(block.modules())
+            else None
         )
         shared = list(_tensors(context))
         kept = kept_sizes(lambda: run(layer, state, context, None, following, seeds), block, inputs, memory, shared)

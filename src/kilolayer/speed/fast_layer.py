@@ -8,10 +8,12 @@ a norm (Pre-LN), that kernel writes both the sum and its norm; for this, each la
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
-from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.block import Block
 from kilolayer.layers.cache import KeyCache
 from kilolayer.layers.feedforward import FeedForward
@@ -257,8 +259,8 @@ def why_unfused(block: Block) -> str | None:
     return None
 
 
-def needs_dropout_seeds(block: Block) -> bool:
-    """Whether this layer currently needs seeds for dropout."""
-    attends = any(sublayer.f.training and getattr(sublayer.f, "dropout", 0.0) for sublayer in block.sublayers()[:-1])
-    modules = [module for module in block.modules() if isinstance(module, nn.Dropout)]
-    return bool(attends) or any(dropout_of(module) for module in modules)
+def needs_dropout_seeds(modules: Iterable[nn.Module]) -> bool:
+    """Whether one of these modules of a layer currently drops elements."""
+    return any(
+        module.training and module.dropout if isinstance(module, Attention) else dropout_of(module) for module in modules
+    )

@@ -186,11 +186,10 @@ class FastStack(Stack):
 
         They come from torch's generator, which gives new numbers at each replay of a CUDA graph and is saved in checkpoints.
         """
-        trained = (block for block, reason in zip(self.layers(), reasons, strict=True) if block.training and reason is None)
-        first = next(trained, None)
-        if first is None or not needs_dropout_seeds(first):
+        fast = [(index, cast("Block", block)) for index, block in enumerate(self.blocks) if reasons[index] is None]
+        if not any(needs_dropout_seeds(self._inspection(index, block).drops) for index, block in fast):
             return None
-        return torch.randint(2**62, (len(self.blocks), len(first.sublayers()), DRAWS), device=device)
+        return torch.randint(2**62, (len(self.blocks), len(fast[0][1].sublayers()), DRAWS), device=device)
 
     def _is_short(self, inputs: Sequences, memory: Sequences | None) -> bool:
         """Whether short_attention.py can be used for all attention in this forward pass."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from kilolayer.layers.attention import CrossAttention, SelfAttention
+from kilolayer.layers.attention import Attention, CrossAttention, SelfAttention
 from kilolayer.layers.block import Block, CrossBlock, MultiwayBlock
 from kilolayer.layers.feedforward import FeedForward, SwiGLU
 from kilolayer.layers.modules import modules_of
@@ -43,6 +43,7 @@ class Inspection:
         self.hooks_of_units = 4 * sum(map(is_unit, modules.values()))
         self.children = [(module._modules, tuple(module._modules.values())) for module in modules.values() if module._modules]
         self.attributes = [vars(module) for module in modules.values()]
+        self.drops = [module for module in modules.values() if isinstance(module, nn.Dropout | Attention)]
         self.replaced = sum("forward" in attributes for attributes in self.attributes)
         self.foreign = _foreign_part(layer, modules)
 
