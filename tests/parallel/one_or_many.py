@@ -275,6 +275,9 @@ def check_mistakes(processes: dist.ProcessGroup) -> None:
     for device in ("cpu", "meta"):
         different = kl.build_model(config, device=device, seed=dist.get_rank(processes))
         refused(different, InputError, "the processes have different models")
+    tied = build(Case(kl.MoE(experts=4, every=1)))
+    tied.decoder.blocks[1].feedforward.f.experts = tied.decoder.blocks[0].feedforward.f.experts
+    refused(tied, InputError, "layers of this model use the same experts")
     shared = build(Case(kl.MoE(experts=4), recipe="admin"))
     kl.shard_experts(shared, processes)
     refused(shared, InputError, "already shared")

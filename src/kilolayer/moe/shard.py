@@ -32,6 +32,9 @@ def shard_experts(model: nn.Module, processes: dist.ProcessGroup | None = None, 
     group, layers = Peers.of(processes), need_sparse_layers(model)
     if expert_group(model) is not None:
         raise InputError("the experts of this model are already shared", fix="shard them once")
+    weights = [weight for layer in layers.values() for _, weight in expert_parameters(layer)]
+    if len(set(weights)) < len(weights):
+        raise InputError("layers of this model use the same experts", fix="give each layer experts of its own")
     parts = {layer.moe.experts: group.part(layer.moe.experts) for layer in layers.values()}
     _check_equal(model, group)
     for layer in layers.values():
