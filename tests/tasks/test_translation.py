@@ -286,15 +286,20 @@ def _german(corpus: Path, stem: str) -> list[str]:
     return (corpus / f"{stem}.de").read_text(encoding="utf-8").splitlines()
 
 
-def test_a_training_sentence_longer_than_the_models_positions_is_refused_before_training(corpus: Path, cache: Path) -> None:
-    def batches(positions: int) -> Any:
+def test_a_sentence_longer_than_the_models_positions_is_refused_before_training(corpus: Path, cache: Path) -> None:
+    def batches(positions: int, **data: str) -> Any:
         model = kl.ModelConfig(positions="learned", max_length=positions, layers=1, dim=16, heads=2, ffn_dim=32)
-        return of_data(DataConfig(folder=str(corpus), directions=["en-de"]), cache, model=model).training_batches(0)
+        return of_data(DataConfig(folder=str(corpus), directions=["en-de"], **data), cache, model=model).training_batches(0)
 
     longest = max(max(shape.source, shape.target) for shape in batches(10_000).shapes)
     assert batches(longest).shapes == batches(10_000).shapes
     with pytest.raises(OptionError, match=rf"has {longest - 1} positions, but a training sentence has up to {longest} tokens"):
         batches(longest - 1)
+    for language in ("en", "de"):
+        (corpus / f"long.{language}").write_text("a b\n" + "a " * (longest + 10) + "\n")
+    assert batches(2 * longest + 30, valid="long").shapes
+    with pytest.raises(OptionError, match=rf"has {longest} positions, but a validation sentence has up to"):
+        batches(longest, valid="long")
 
 
 def test_patience_needs_a_validation_set_in_the_manifest_too(corpus: Path, cache: Path) -> None:

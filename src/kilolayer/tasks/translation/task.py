@@ -159,14 +159,24 @@ class TranslationTask(Task[TranslationConfig]):
         """Endless shuffled batches of all directions. Validations then use the same shapes."""
         batches = Batches(self._training_pairs, self.config.batches, seed, self.cache)
         self.shapes = batches.shapes
-        positions, longest = self.config.model.max_length, max(max(shape.source, shape.target) for shape in self.shapes)
-        if positions is not None and positions < longest:
-            raise OptionError(
-                f"the model has {positions} positions, but a training sentence has up to {longest} tokens",
-                where="model",
-                fix="lower data.filters.max_tokens, or raise model.max_length",
-            )
+        if self.config.model.max_length is not None:
+            self._check_positions(self.config.model.max_length)
         return batches
+
+    def _check_positions(self, positions: int) -> None:
+        """Raise if a batch of training or validation is longer than the model's learned positions."""
+        most = self.config.train.valid_sentences
+        validated = (batch.parts[:2] for text in self.corpora.valid for batch in self._valid_batches(text, most))
+        for part, longest, fix in (
+            ("training", max(max(shape.source, shape.target) for shape in self.shapes), "lower data.filters.max_tokens"),
+            ("validation", max((ids.shape[1] for parts in validated for ids in parts), default=0), "leave it out"),
+        ):
+            if positions < longest:
+                raise OptionError(
+                    f"the model has {positions} positions, but a {part} sentence has up to {longest} tokens",
+                    where="model",
+                    fix=f"{fix}, or raise model.max_length",
+                )
 
     def frequency_loss(self) -> float:
         """The frequency loss of the target tokens, with the weights of an epoch."""
