@@ -132,7 +132,7 @@ def test_loss_free_leaves_the_balance_loss_out_unless_it_is_asked_for() -> None:
 
 def test_loads_that_do_not_fit_are_refused() -> None:
     layer = make_layer(kl.MoE(experts=4))
-    with pytest.raises(InputError, match="1 loads for 0 layers"):
+    with pytest.raises(InputError, match="1 load for 0 layers"):
         kl.update_balance(layer, [torch.zeros(4)])
     balanced = make_layer(kl.MoE(experts=4, loss_free=1e-3))
     routing = balanced(torch.randn(1, 3, 6, dtype=torch.float64))[1]

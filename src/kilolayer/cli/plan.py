@@ -308,11 +308,12 @@ def show(config: ModelConfig, cost: Budget, optimizer: str) -> None:
         ],
     )
     if (decoding := cost.decoding) is not None:
+        size = f"{counted(work.batch, 'sentence')} x beam {work.beam} x {counted(work.length, 'token')}"
         caches = [("cache of the target", human_bytes(decoding.target_cache))]
         if decoding.source_cache:
             caches.append(("cache of the source", human_bytes(decoding.source_cache)))
         show_table(
-            f"Decoding memory, {work.precision}, {work.batch} sentences x beam {work.beam} x {work.length} tokens",
+            f"Decoding memory, {work.precision}, {size}",
             [("weights", human_bytes(decoding.weights)), *caches, ("total", human_bytes(decoding.total))],
         )
 

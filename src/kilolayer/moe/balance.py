@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from kilolayer.errors import InputError
 from kilolayer.moe.router import Choice, Router
+from kilolayer.terminal import counted
 
 
 class Statistics(NamedTuple):
@@ -82,7 +83,7 @@ def update_balance(model: nn.Module, loads: Sequence[Tensor]) -> None:
         )
     if len(routers) != len(loads):
         raise InputError(
-            f"{len(loads)} loads for {len(routers)} layers with loss-free balancing",
+            f"{counted(len(loads), 'load')} for {counted(len(routers), 'layer')} with loss-free balancing",
             fix="give the load of each record in the forward's `routing`, of a model with moe.loss_free",
         )
     for router, load in zip(routers, loads, strict=True):
