@@ -223,7 +223,8 @@ def dead_table() -> Data:
     "reproduce/admin-figure2.json",
     "reproduce/admin-table4.json",
     "reproduce/admin-checks.json",
-    given=("rates by factors of 2",),
+    "dead/images.json",
+    given=("rates by factors of 2", "CIFAR-10"),
 )
 def dying_stacks(*_: Data) -> Pieces:
     table = dead_table()
@@ -251,3 +252,16 @@ def dying_stacks(*_: Data) -> Pieces:
     yield f"less than 3e-4 over 5% of the steps would find {early} in the first half, and end {word(wrong)} that live"
     for level, *counts in table["levels"](runs):
         yield row(as_fraction(level), *map(str, counts))
+    yield from _image_classifiers(table)
+
+
+def _image_classifiers(table: Data) -> Pieces:
+    runs = table["image_runs"]()
+    wrong, found, early = table["errors"](runs)
+    living, died, layers = table["living"](runs), table["died"](runs), {run["layers"] for run in runs}
+    yield f"{len(runs)} runs of small image classifiers"
+    steps = {run["steps"] for run in runs}
+    yield f"{len({run['recipe'] for run in runs})} recipes, {min(layers)} to {max(layers)} layers"
+    yield f"{min(steps)} to {max(steps)}"
+    yield row("living", str(len(living)), f"{wrong} (at most {table['bound'](len(living)):.1%}, with 95% confidence)")
+    yield row("dead at the end", str(len(died)), f"{found}, {early} of them in the first half of the run")
