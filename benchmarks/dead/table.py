@@ -221,9 +221,7 @@ def markdown(runs: Sequence[Run], images: Sequence[Run]) -> str:
         f"| dead | {len(dead)} | {found}, {early} of them in the first half of the run |",
         f"| dead, and never below 1e-4 in the first half | {len(late)} | |",
         "",
-        "| a stack was seen below | runs of both sets | not dead at the end | living |",
-        "|---|---|---|---|",
-        *(f"| {share:g} | {seen} | {recovered} | {learned} |" for share, seen, recovered, learned in levels(runs)),
+        *_seen_below(runs, "runs of both sets"),
         "",
         f"Of {len(RULES)} rules, the best ten on the runs for fitting (none calls a living run of them), and some simple ones:",
         "living runs called dying, dead ones, and dead ones in the first half of the run.",
@@ -255,10 +253,13 @@ def _of_images(runs: Sequence[Run]) -> list[str]:
         f"| living | {len(alive)} | {wrong} (95% bound {bound(len(alive)):.1%}) |",
         f"| dead | {len(dead)} | {found}, {early} of them in the first half of the run |",
         "",
-        "| a stack was seen below | runs | not dead at the end | living |",
-        "|---|---|---|---|",
-        *(f"| {share:g} | {seen} | {recovered} | {learned} |" for share, seen, recovered, learned in levels(runs)),
+        *_seen_below(runs, "runs"),
     ]
+
+
+def _seen_below(runs: Sequence[Run], title: str) -> list[str]:
+    rows = [f"| {share:g} | {seen} | {recovered} | {learned} |" for share, seen, recovered, learned in levels(runs)]
+    return [f"| a stack was seen below | {title} | not dead at the end | living |", "|---|---|---|---|", *rows]
 
 
 def keep(trained: Path, kept: Path, options: str = "") -> None:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=src python benchmarks/speed/together.py OUT [--runs 1 4 12] [--layers 50] [--tiny]
 
-Each run takes the trainer's own recorded steps with the model, batch and dropout of `kilolayer reproduce deepnet-table1`. As
-threads, each run has a CUDA stream. Whether a server of NVIDIA's multi-process service really served the processes is asked
-while they run, and stands beside their numbers. Every number is in OUT/together.json as soon as it is known.
+Each run takes the trainer's own recorded steps, with the sizes of a run of `kilolayer reproduce deepnet-table1`. As threads,
+each has a CUDA stream. Whether NVIDIA's multi-process service has a server is asked after each measurement, while the processes
+still hold the GPU, and stands beside their numbers. Every number is in OUT/together.json as soon as it is known.
 """
 
 from __future__ import annotations

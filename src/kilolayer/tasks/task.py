@@ -226,7 +226,7 @@ class Task(ABC, Generic[Config]):
 
     @abstractmethod
     def validate(self, model: Any, most: int, recorder: Recorder | None = None) -> Validation | None:
-        """Evaluate the model on the first `most` pairs, windows or examples of the validation set; None if there is none.
+        """Evaluate the model on at most `most` pairs, windows, examples or images for validation; None if there are none.
 
         recorder: runs the forward pass and the loss of each batch; it is kept between validations.
         """
