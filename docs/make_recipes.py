@@ -23,6 +23,7 @@ from kilolayer.config import choices_of, help_texts  # noqa: E402
 from kilolayer.recipes.base import Depths, Recipe  # noqa: E402
 from kilolayer.recipes.init import INITS  # noqa: E402
 from kilolayer.reproduce.cells import grid_of  # noqa: E402
+from kilolayer.reproduce.stored_run import ended  # noqa: E402
 
 MEASURED = DOCS.parent / "benchmarks/propagation/table.md"
 TRAINED = DOCS.parent / "benchmarks/reproduce/deepnet-table1.json"
@@ -140,8 +141,7 @@ def measured(name: str) -> list[str]:
 def trained(name: str) -> list[str]:
     """BLEU and loss by depth of translators with this recipe, in the reproduction of DeepNet's Table 1."""
     document = json.loads(TRAINED.read_text())
-    ended = [run for run in document["found"]["runs"] if run["outcome"] != "unfinished"]
-    grid = grid_of(ended, "model.recipe", "layers")
+    grid = grid_of(document["found"]["runs"], "model.recipe", "layers")
     rows = {key: cells for key, cells in grid.items() if key.split()[0] == name}
     if not rows:
         return ["## Trained", wrapped(f"This recipe was not among the methods that were trained at several depths in {LINK}.")]
@@ -149,9 +149,13 @@ def trained(name: str) -> list[str]:
     for key, cells in rows.items():
         options = f", {key.removeprefix(name).strip()}" if key != name else ""
         for depth, cell in cells.items():
+            if not cell.ended:
+                have = sum(map(ended, cell.candidates))
+                lines.append(f"| {depth}{options} | being trained: {have} of {len(cell.candidates)} runs have ended | |")
+                continue
             counted = f"{len(cell.runs)} seed{'s' * (len(cell.runs) > 1)}"
             lives = not math.isnan(cell.loss)
-            loss = f"{cell.loss:.2f} ({counted})" if lives else cell.text.replace("waiting", "not trained")
+            loss = f"{cell.loss:.2f} ({counted})" if lives else cell.text
             lines.append(f"| {depth}{options} | {loss} | {'' if not lives or cell.bleu is None else f'{cell.bleu:.1f}'} |")
     setting = document["setting"].replace("Each method at each depth trains", "Every method was trained at each depth")
     return ["## Trained", wrapped(f"{setting} The rate is the best of those that were trained ({LINK})."), "\n".join(lines)]

@@ -81,6 +81,17 @@ def test_gpus_are_named_as_they_are_visible(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each.environment for each in devices_for({"cuda"})] == [{}]
 
 
+def test_runs_take_turns_on_a_gpu_without_the_multi_process_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "pipe"))
+    assert not machine.takes_turns()  # there is no such command, so nothing can be done about it
+    (tmp_path / machine.MPS).touch(mode=0o755)
+    assert machine.takes_turns()
+    (tmp_path / "pipe").mkdir()
+    (tmp_path / "pipe/control").touch()
+    assert not machine.takes_turns()
+
+
 def test_cores_are_shared_and_none_gets_less_than_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in machine.THREADS:
         monkeypatch.delenv(name, raising=False)

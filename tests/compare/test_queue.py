@@ -119,6 +119,21 @@ def test_runs_have_the_number_of_threads_that_the_user_has_set(
     assert {entry["threads"] for entry in read(events)} == {"1"}
 
 
+def test_runs_that_share_a_gpu_are_told_of_the_multi_process_service_once(
+    tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "devices_for", lambda kinds: [Device("cuda", None)])
+    monkeypatch.setattr(queue, "demand_of", lambda config, plans: Demand("cuda", 3.0, 1.0))
+    monkeypatch.setattr(queue, "takes_turns", lambda: True)
+    lines: list[str] = []
+    assert run_all(made(tmp_path, corpus, seed=[1, 2, 3]), parallel=3, write_line=lines.append) == 0
+    assert len([line for line in lines if queue.MPS in line]) == 1
+    lines.clear()
+    (tmp_path / "alone").mkdir()
+    assert run_all(made(tmp_path / "alone", corpus, seed=[1, 2]), parallel=1, write_line=lines.append) == 0
+    assert not [line for line in lines if queue.MPS in line]
+
+
 @pytest.mark.slow
 def test_each_of_several_gpus_takes_its_share(
     tmp_path: Path, corpus: Path, events: Path, monkeypatch: pytest.MonkeyPatch

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 import kilolayer as kl
-from kilolayer.evaluate.stack_label import DEAD
+from kilolayer.evaluate.stack_label import DEAD, LEVELS
 from tests.derivations.section import Data, Pieces, listed, rate, row, section, two_digits
 
 FOLDER = "reproduce/admin-"
@@ -87,7 +87,7 @@ def very_deep(table3: Data, figure2: Data, table1: Data, figure3: Data, table4: 
     yield said(r"BLEU on (\d+ sentences)", setting)
     yield said(r"p < [\d.]+", table3["rule"])
     yield from depths(admin, table3["found"]["signs"], default)
-    yield from deaths(default["60-12"], setting, table3["instrument"])
+    yield from deaths(default["60-12"], setting)
     lowest = min(share for runs in admin.values() for run in runs for own in run["stacks"].values() for _, share in own)
     assert all(run["outcome"] == "finished" for runs in admin.values() for run in runs)
     yield f"never get less than {math.floor(100 * lowest) / 100:.2f} of the largest"
@@ -111,7 +111,7 @@ def depths(admin: dict[str, list[Data]], signs: Data, default: dict[str, list[Da
         yield row(f"Post-LN {sides(layers)}", weights(layers), losses, both(runs, "bleu", 1), "")
 
 
-def deaths(runs: list[Data], setting: str, instrument: str) -> Pieces:
+def deaths(runs: list[Data], setting: str) -> Pieces:
     assert {run["outcome"] for run in runs} == {"dead"}
     low = [[step for step, share in encoder(run) if share >= DEAD][-1] for run in runs]
     first = max(next(step for step, _ in encoder(run) if step > above) for run, above in zip(runs, low, strict=True))
@@ -127,8 +127,8 @@ def deaths(runs: list[Data], setting: str, instrument: str) -> Pieces:
     yield f"changes the loss by {changes.pop()} nats"
     assert not changes
     assert all(run["valid"][-1][1] == run["loss"] for run in runs)
-    seen, recovered = re.findall(r"of (\d+) runs that were below it on the way, (\d+) recovered", instrument)[0]
-    yield f"Of {seen} runs that were below {rate(DEAD)} on the way, {recovered} [recovered]"
+    (level,) = (each for each in LEVELS if each.share == DEAD)
+    yield f"Of {level.seen} runs that were below {rate(DEAD)} on the way, {level.recovered} [recovered]"
 
 
 def verdicts(admin: Any, table3: Data, figure2: Data, table1: Data, figure3: Data, table4: Data) -> Pieces:

@@ -117,21 +117,39 @@ def methods_by_depth(document: Data) -> Pieces:
     assert all(run["outcome"] == "dead" for layers in (50, 100) for run in table.at("deepnorm", layers, 2e-3))
     yield "At 50L-50L and at 100L-100L it is dead at 2e-3"
 
-    runs = [run for method in ("post_ln", "ds_init") for run in table.of(table.runs, method, 100)]
-    rates = sorted({run["options"]["train.lr"] for run in runs})
-    assert all(run["outcome"] == "dead" for run in runs)
-    yield f"At 100L-100L, one seed, Post-LN and DS-Init are dead at all of {listed(map(rate, rates))}"
+    lower = ("rezero", "r_fixup", "t_fixup")
+    ends = [f"{SHOWN[method]} ({loss('loss', method, 100):.2f})" for method in lower]
+    assert all(loss("loss", method, 100) < loss("loss", "deepnorm", 100) for method in lower)
+    yield f"At 100L-100L {listed(ends)} end lower than DeepNorm ({loss('loss', 'deepnorm', 100):.2f})"
+    ahead = loss("bleu", "deepnorm", 100) - loss("bleu", "pre_ln", 100)
+    yield f"{ahead:.0f} BLEU ahead of Pre-LN ({loss('loss', 'pre_ln', 100):.2f})"
+    steep = [run["outcome"] for run in table.at("r_fixup", 100, 2e-3)]
+    assert (len(steep), steep.count("diverged"), steep.count("finished")) == (3, 1, 2)
+    assert table.best("r_fixup", 100)[0]["options"]["train.lr"] == 1e-3
+    yield "R-Fixup takes 1e-3, since one seed of three diverges at 2e-3"
+    assert not any(table.best(method, 100) for method in ("post_ln", "ds_init", "admin", "dlcl", "normformer"))
     first = {
-        method: [run for lr in rates for run in table.at(method, 100, lr) if run["options"]["train.seed"] == 1]
-        for method in ("r_fixup", "rezero", "dlcl", "t_fixup", "pre_ln")
+        method: {
+            run["options"]["train.lr"]: run for run in table.of(table.runs, method, 100) if run["options"]["train.seed"] == 1
+        }
+        for method in ("post_ln", "ds_init", "admin", "normformer", "rezero")
     }
-    assert all(len(runs) == len(rates) for runs in first.values())
-    best = {method: min(runs, key=lambda run: run["loss"]) for method, runs in first.items()}
-    ends = [f"{SHOWN[method]} {run['loss']:.2f} ({rate(run['options']['train.lr'])})" for method, run in best.items()]
-    yield f"with the first seed at the best of these rates: {listed(ends)}"
-    diverged = [SHOWN[method] for method, runs in first.items() if runs[-1]["outcome"] == "diverged"]
-    assert rates[-1] == 4e-3
-    yield f"{listed(diverged)} diverge at 4e-3"
+    rates = sorted(first["post_ln"])
+    assert sorted(first["ds_init"]) == rates
+    assert {run["outcome"] for run in first["post_ln"].values()} == {"dead"}
+    yield f"Post-LN is dead at every rate from {rate(rates[0])} to {rate(rates[-1])}"
+    assert [lr for lr in rates if first["ds_init"][lr]["outcome"] != "dead"] == rates[:1]
+    gentle = first["ds_init"][rates[0]]
+    yield f"DS-Init at all but the smallest, where it hardly learns ({gentle['loss']:.2f}, BLEU {gentle['bleu']:.1f})"
+    admin = {lr: run for lr, run in sorted(first["admin"].items()) if run["outcome"] == "finished"}
+    assert all(lr > max(admin) for lr in first["admin"] if lr not in admin)
+    losses = listed(f"{run['loss']:.2f}" for run in admin.values())
+    yield f"Admin lives at {listed(map(rate, admin))} ({losses}) and at no larger one"
+    assert first["rezero"][8e-3]["outcome"] == "diverged"
+    yield f"ReZero diverges at {rate(8e-3)}"
+    two = [run["loss"] for run in table.at("dlcl", 100, 4e-3)]
+    yield f"DLCL has {listed(f'{each:.2f}' for each in two)} with {word(len(two))} seeds at {rate(4e-3)}"
+    yield f"NormFormer {min(run['loss'] for run in first['normformer'].values()):.2f} with one"
 
 
 @section(

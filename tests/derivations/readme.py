@@ -70,8 +70,12 @@ def at_depth(propagation: Data, document: Data, measured: Data, thousand: Data) 
     yield f"ahead of it there ({listed(f'{each:.1f}' for each in scores)})"
     own = table.best("deepnorm", 50)[0]["options"]["train.lr"]
     assert all(table.at(method, 50, own)[0]["loss"] > table.mean("loss", "deepnorm", 50) for method in ("dlcl", "rezero"))
-    assert [method for method in table.methods if table.best(method, 100)] == ["deepnorm"]
-    yield "At 100 layers the other methods have so far been trained with fewer seeds or not at all"
+    pre_ln, deepnorm = (table.mean("bleu", method, 100) for method in ("pre_ln", "deepnorm"))
+    yield f"At 100 layers Pre-LN has {pre_ln:.1f} and DeepNorm {deepnorm:.1f}"
+    assert {run["outcome"] for run in table.of(table.runs, "post_ln", 100)} == {"dead"}
+    yield "Post-LN is dead at every rate"
+    open_cells = [method for method in table.methods if not table.best(method, 100)]
+    yield f"{word(len(open_cells))} methods still lack seeds there"
 
     speed = Speed(measured)
     peers = ("kilolayer", "nn.Transformer in one graph", "torchscale")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ SPARE = {"cpu": 2.0, "cuda": 1.3}
 MEMORY = "import json, torch; print(json.dumps([torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())]))"
 CGROUP = Path("/sys/fs/cgroup")
 BYTES_VOCABULARY = 260
+MPS, MPS_SOCKETS = "nvidia-cuda-mps-control", "/tmp/nvidia-mps"
+"""The command that starts NVIDIA's multi-process service, and the folder in which it listens unless told otherwise."""
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """The variables from which torch takes its number of threads; the second overrides the first in MKL's products."""
 
@@ -109,6 +112,12 @@ def _gpus() -> list[Device]:
         Device("cuda", bytes_free, {"CUDA_VISIBLE_DEVICES": name} if several else {})
         for name, bytes_free in zip(names, free, strict=True)
     ] or [Device("cuda", None)]
+
+
+def takes_turns() -> bool:
+    """Whether runs that share a GPU take turns on it, though NVIDIA's multi-process service could be started."""
+    sockets = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", MPS_SOCKETS))
+    return shutil.which(MPS) is not None and not (sockets / "control").exists()
 
 
 def threads_of(parallel: int) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from kilolayer import hints
 from kilolayer.compare.common_failure import CommonFailure
 from kilolayer.compare.comparison import Comparison
 from kilolayer.compare.failure import failure_of
-from kilolayer.compare.machine import Demand, Device, cores, demand_of, devices_for, threads_of
+from kilolayer.compare.machine import MPS, Demand, Device, cores, demand_of, devices_for, takes_turns, threads_of
 from kilolayer.compare.result import Member, is_complete, record_of
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.files.paths import kind_of
@@ -100,6 +100,8 @@ class _Queue:
     alone: set[str] = field(default_factory=set, init=False)
     """Runs that ran out of memory beside others and are tried once more, alone."""
     failing: CommonFailure = field(default_factory=CommonFailure, init=False)
+    shares: bool = field(default=False, init=False)
+    """Whether a GPU has had several runs at once."""
 
     def __post_init__(self) -> None:
         plans: dict[tuple[object, ...], Any] = {}
@@ -175,6 +177,10 @@ class _Queue:
             self.say(f"{member.name}: started" + (f" on GPU {name}" if (name := _gpu_of(device)) else ""))
         else:
             self.say(f"{member.name}: still running")
+        if device.kind == "cuda" and device.demands and not self.shares:
+            self.shares = True
+            if takes_turns():
+                self.say(f"runs that share a GPU take turns on it; once `{MPS} -d` is started, small ones run at the same time")
         device.demands[member.name] = self.demands[member.name]
         self.running.append(Child(member, device, process, logged))
         if len(self.running) > 1:

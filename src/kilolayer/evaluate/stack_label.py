@@ -44,7 +44,7 @@ class Level:
         return f"{seen}, {self.recovered} recovered, and {self.learned} learned."
 
 
-LEVELS = (Level(1e-2, 217, 126, 70), Level(1e-3, 150, 59, 36), Level(1e-4, 109, 18, 16))
+LEVELS = (Level(1e-2, 228, 131, 75), Level(1e-3, 161, 64, 41), Level(1e-4, 115, 18, 16))
 
 
 def first_layers(norms: Sequence[float], share: float = SHARE) -> float:
