@@ -152,6 +152,16 @@ def test_validation_keeps_every_pair_in_a_fixed_order(
         assert once == [numbers(batch) for batch in in_order(pairs, config, given_shapes)]
 
 
+def test_a_part_of_the_validation_set_is_from_all_over_it_and_no_longer_than_its_own_pairs(tmp_path: Path) -> None:
+    lengths = [(3, 3)] * 9 + [(40, 40)]
+    pairs, config = make_pairs(tmp_path / "pairs", lengths), BatchConfig(tokens=100, shapes=4)
+    shapes = Batches(make_pairs(tmp_path / "train", [(4, 4)] * 5), config).shapes
+    found = list(in_order(pairs, config, shapes, most=5))
+    assert sorted(number for batch in found for number in numbers(batch)) == [0, 2, 4, 6, 8]
+    assert {batch.parts[0].shape[1] for batch in found} == {4}
+    assert len(list(in_order(pairs, config, shapes, most=10))) > 1
+
+
 @given(LENGTHS, st.integers(1, 12))
 @settings(deadline=None, max_examples=60)
 def test_each_pair_goes_to_the_smallest_shape_that_holds_it(lengths: Lengths, most: int) -> None:

@@ -134,6 +134,27 @@ def test_synthetic_corpora_without_a_manifest(tmp_path: Path) -> None:
     assert [(text.synthetic, text.upsample) for text in find_corpora(config).train] == [(False, 3), (True, 1.0)]
 
 
+def test_back_translations_are_read_in_one_direction(tmp_path: Path) -> None:
+    write(tmp_path, **{"train.en": "a\n", "train.de": "A\n", "bt.en": "b\n", "bt.de": "B\n"})
+    both = DataConfig(folder=str(tmp_path), directions=["en-de", "de-en"], synthetic=["bt"])
+    with pytest.raises(OptionError, match="'bt' would be read as") as caught:
+        find_corpora(both)
+    assert "list it in a manifest" in caught.value.fix
+
+
+def test_directions_without_validation_text_are_named(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{part}.{language}": "a\n" for part in ("train", "valid", "test") for language in ("en", "de")})
+    write(tmp_path, **{"train.en-fr.en": "a\n", "train.en-fr.fr": "A\n", "test.en-fr.en": "a\n", "test.en-fr.fr": "A\n"})
+    config = DataConfig(folder=str(tmp_path), directions=["en-de", "en-fr"], valid="valid", test="test")
+    assert [*find_corpora(config).gaps()] == ["no validation text for en-fr"]
+
+
+def test_files_of_any_name_are_test_sets(tmp_path: Path) -> None:
+    write(tmp_path, **{f"{stem}.{language}": "a\n" for stem in ("train", "test 2016", ".old") for language in ("en", "de")})
+    config = DataConfig(folder=str(tmp_path), directions=["en-de"], test=["test 2016", ".old"])
+    assert [text.set_name for text in find_corpora(config).test] == ["test_2016", "_old"]
+
+
 def test_patterns_of_directions() -> None:
     languages = ["en", "de", "fr"]
     assert [each.name for each in expand(["en-*", "en-de", "*-en"], languages)] == ["en-de", "en-fr", "de-en", "fr-en"]

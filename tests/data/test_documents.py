@@ -132,6 +132,13 @@ def test_text_that_is_not_utf8_is_told_unless_it_is_read_as_bytes(tmp_path: Path
     assert documents_of(TextPart((tmp_path / "a",)), utf8=False) == [b"fine\n" * 3 + b"caf\xe9 au lait\n"]
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_running_text_in_utf_16_is_refused(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a").write_bytes(("plain words\n" * 50).encode(encoding))
+    with pytest.raises(InputError, match="the text is UTF-16"):
+        documents_of(TextPart((tmp_path / "a",)))
+
+
 @pytest.mark.parametrize(
     ("options", "what"),
     [

@@ -125,10 +125,14 @@ def test_four_column_text_to_tokens(tmp_path: Path) -> None:
 def test_training_text_becomes_one_mixture(tmp_path: Path) -> None:
     for name, lines in {"train.en": LINES, "train.de": LINES, "bt.en": LINES[:9], "bt.de": LINES[:9]}.items():
         (tmp_path / name).write_text("\n".join(lines))
-    config = DataConfig(folder=str(tmp_path), directions=["en-de", "de-en"], synthetic=["bt"], upsample=2, temperature=5)
+    (tmp_path / "data.toml").write_text(
+        'directions = ["en-de", "de-en"]\n[[train]]\nfiles = "train"\nupsample = 2\n'
+        '[[train]]\nfiles = "bt"\nsynthetic = true\ndirections = ["en-de"]\n'
+    )
+    config = DataConfig(manifest=str(tmp_path / "data.toml"))
     mixture = encode_training(find_corpora(config), TOKENIZERS, config, tmp_path / "cache")
-    assert mixture.quotas == [2 * len(LINES), 2 * len(LINES), 9, 9]
-    assert mixture.report == FilterReport(read=2 * len(LINES) + 18, kept=2 * len(LINES) + 18)
+    assert mixture.quotas == [2 * len(LINES), 2 * len(LINES), 9]
+    assert mixture.report == FilterReport(read=2 * len(LINES) + 9, kept=2 * len(LINES) + 9)
     prefixes = [part.pairs.source(0)[:2].tolist() for part in mixture.parts]
     assert prefixes[2] == [BOTH.tag_id("de"), BOTH.synthetic_id]
     assert prefixes[1] == [BOTH.tag_id("en"), BOTH.encode([LINES[0]])[0][0]]

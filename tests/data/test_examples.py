@@ -244,6 +244,14 @@ def test_a_test_part_may_have_labels_or_none(tmp_path: Path) -> None:
         assert found.test.labelled is labelled
 
 
+def test_a_test_part_whose_first_line_alone_lacks_its_label_is_refused(tmp_path: Path) -> None:
+    train = write(tmp_path / "a.jsonl", *(f'{{"sentence": "{name}", "label": "{name}"}}' for name in "xy"))
+    test = write(tmp_path / "b.jsonl", '{"sentence": "a"}', '{"sentence": "b", "label": "x"}')
+    with pytest.raises(InputError, match="the line has a 'label', but the first line has none") as caught:
+        find_examples(ExamplesConfig(train=train, test=test))
+    assert caught.value.where.endswith("b.jsonl, line 2")
+
+
 HEADER = "sentence\tlabel"
 BAD: list[tuple[list[str], dict[str, Any], str]] = [
     ([HEADER, "a\tx", "b\tx"], {}, "all training examples have the label 'x'"),

@@ -76,6 +76,27 @@ def test_both_directions_and_all_corpora_are_divided_alike(tmp_path: Path) -> No
     assert not (english[0] | english[1]) & {source for source, _ in pairs_of(found.train, "en-fr")}
 
 
+def test_a_sentence_with_many_translations_is_set_aside_with_all_of_them(tmp_path: Path) -> None:
+    """No more of the text is lost to training with several languages than with one, whatever their names."""
+    languages = ("ab", "cd", "de", "fr", "zz")
+    for language in languages:
+        write(tmp_path, [(source, f"{language} {source}") for source, _ in PAIRS], "text", ("en", language))
+    directions = [direction for each in languages for direction in (f"en-{each}", f"{each}-en")]
+    found = corpora_of(tmp_path, directions=directions)
+    for texts in (found.train, found.valid, found.test):
+        parts = [[source for source, _ in pairs_of(texts, f"en-{each}")] for each in languages]
+        assert all(part == parts[0] for part in parts)
+    kept = [len(pairs_of(texts, "en-de")) for texts in (found.train, found.valid, found.test)]
+    assert sum(kept) == len(PAIRS)
+
+
+def test_untranslated_sentences_are_not_set_aside(tmp_path: Path) -> None:
+    write(tmp_path, [(source, "" if number % 3 else target) for number, (source, target) in enumerate(PAIRS)])
+    found = corpora_of(tmp_path)
+    assert all(target for texts in (found.valid, found.test) for _, target in pairs_of(texts))
+    assert sum(not target for _, target in pairs_of(found.train)) == sum(number % 3 > 0 for number in range(len(PAIRS)))
+
+
 def test_back_translations_are_only_trained_on_and_not_on_what_is_set_aside(tmp_path: Path) -> None:
     write(tmp_path, PAIRS)
     write(tmp_path, [(f"made {target}", target) for _, target in PAIRS], "bt")

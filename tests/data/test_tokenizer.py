@@ -81,6 +81,14 @@ def test_text_never_becomes_a_tag_or_a_special_token(tokenizer: Tokenizer) -> No
     assert tokenizer.decode([[4, 6, 2, *ids, 3, 0, 0]]) == [text]
 
 
+def test_long_lines_and_lines_with_a_reserved_character_are_trained_on() -> None:
+    words = [f"word{number:03}" for number in range(300)]
+    short = [f"{first} {second}" for first, second in zip(words, words[1:] + words[:1], strict=True)] * 4
+    config = TokenizerConfig(vocab_size=400)
+    for lines in ([" ".join(short)], [f"{line} \u2585" for line in short]):
+        assert len(Tokenizer(train_tokenizer(lines, config)).encode([" ".join(words)])[0]) < 4 * len(words)
+
+
 def test_text_full_of_tags_can_be_trained_on() -> None:
     lines = [line + "<2de><bt> <2de>" for line in LINES]
     trained = Tokenizer(train_tokenizer(lines, TokenizerConfig(**SMALL), TAGS))
@@ -261,6 +269,8 @@ def test_a_fault_in_the_text_is_told_as_such() -> None:
 
     with pytest.raises(InputError, match="line 7, byte 5"):
         train_tokenizer(broken(), TokenizerConfig(vocab_size=20))
+    with pytest.raises(OptionError, match="the text has only white space"):
+        train_tokenizer(["", ""], TokenizerConfig(vocab_size=20))
 
 
 def many(folder: Path, temperature: float) -> Corpora:

@@ -11,8 +11,8 @@ import pytest
 from kilolayer.data.byte_pieces import BytePieceVocabulary
 from kilolayer.data.documents import TextPart
 from kilolayer.data.grammar import pairs
-from kilolayer.data.tokenizer import TokenizerConfig, train_tokenizer
-from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary, _parts, load_vocabulary, vocabulary_for
+from kilolayer.data.tokenizer import TokenizerConfig, short_parts, train_tokenizer
+from kilolayer.data.vocabulary import ByteVocabulary, PieceVocabulary, TextVocabulary, load_vocabulary, vocabulary_for
 from kilolayer.errors import InputError, OptionError
 
 CONFIG = TokenizerConfig(vocab_size=340, normalization="identity")
@@ -116,7 +116,7 @@ def test_a_vocabulary_that_loses_something_is_refused(text: TextPart, tmp_path: 
 def test_long_lines_are_cut_for_the_training_of_a_vocabulary() -> None:
     dice = random.Random(0)
     for line in ("", "short", "x" * 5000, " ".join("y" * dice.randrange(1, 300) for _ in range(200)), " " * 4000):
-        parts = _parts(line)
+        parts = short_parts(line)
         assert "".join(parts) == line
         assert all(0 < len(part) <= 1000 for part in parts)
 

@@ -87,6 +87,20 @@ def test_a_classifier_learns_and_its_best_epoch_by_the_metric_is_kept(tmp_path: 
     assert scores["test"]["metric"]["value"] > 80
 
 
+def test_a_limited_validation_reads_all_classes_of_a_sorted_file(tmp_path: Path) -> None:
+    for part in ("train", "valid", "test"):
+        lines = [f"{word} film\t{label}" for label, word in enumerate(("dull", "warm")) for _ in range(40)]
+        (tmp_path / f"{part}.tsv").write_text("\n".join(["a\tlabel", *lines]) + "\n")
+    task = task_of(run := created(tmp_path / "run", classify_table(tmp_path)))
+    trainer = Trainer(run, task)
+    trainer.begin(None)
+    limited, whole = (task.validate(trainer.model, most) for most in (20, 10**9))
+    assert limited is not None
+    assert whole is not None
+    assert limited.loss == pytest.approx(whole.loss, abs=1e-6)  # of two sentences, each as often as the other
+    assert limited.scores["accuracy"].value == whole.scores["accuracy"].value
+
+
 def test_a_start_keeps_the_bodys_weights_and_has_a_new_head(tmp_path: Path, examples: Path) -> None:
     first = new_classifier(tmp_path / "first", examples, train={"steps": 2})
     assert train(first, task_of(first)) == 0

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.mixing import Mixture, Part
 from kilolayer.data.sections import Sections, cached_lengths
@@ -212,19 +213,21 @@ def count_batches(shapes: Sequence[Shape], counts: Sequence[int]) -> list[int]:
 
 
 def in_order(pairs: TokenPairs, config: BatchConfig, shapes: Sequence[Shape] = (), most: int | None = None) -> Iterator[Batch]:
-    """Every pair once, or the first `most` pairs, in a fixed order, for validation.
+    """Every pair once, or `most` pairs from all over the set, in a fixed order, for validation.
 
     shapes: the training shapes; one more is added if a pair fits none of them. Without them, shapes are chosen for `pairs`.
     """
     mixture = Mixture([Part(pairs)])
-    longest = make_shape(int(pairs.source_lengths.max()), int(pairs.target_lengths.max()), config.tokens)
+    members = members_all_over(pairs.pairs, most)
+    sources, targets = pairs.source_lengths[members], pairs.target_lengths[members]
+    longest = make_shape(int(sources.max()), int(targets.max()), config.tokens)
     if not shapes:
         shapes = choose_shapes(*mixture.lengths(), config.tokens, config.shapes)
     elif not any(shape.holds(longest) for shape in shapes):
         shapes = sorted([*shapes, longest])
-    kinds = Assignment(shapes)(pairs.source_lengths[:most], pairs.target_lengths[:most])
+    kinds = Assignment(shapes)(sources, targets)
     for number, shape in enumerate(shapes):
-        own = np.flatnonzero(kinds == number)
+        own = members[kinds == number]
         for start in range(0, len(own), shape.rows):
             few = own[start : start + shape.rows]
             yield _batch(mixture, few, replace(shape, rows=len(few)))

@@ -30,6 +30,8 @@ from kilolayer.files.paths import kind_of
 SHARES = ("valid_share", "test_share")
 SET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Test set names become part of file names."""
+MOST_NAMED = 8
+"""Directions that a line of the log names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +203,14 @@ class Corpora:
         """Read the validation and test text once, so that a faulty line is reported now and not after training."""
         return HeldOut(*(_digest(texts) if texts else None for texts in (self.valid, self.test)))
 
+    def gaps(self) -> Iterator[str]:
+        """Lines for the log: the directions without validation or test text, where others have it."""
+        for part, texts in (("validation", self.valid), ("test", self.test)):
+            lacking = [each.name for each in self.directions if all(text.direction != each for text in texts)]
+            if texts and lacking:
+                more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
+                yield f"no {part} text for {', '.join(lacking[:MOST_NAMED])}{more}"
+
     @property
     def tags(self) -> list[str]:
         """The languages whose tag is put before a source: the target languages, if there are several directions."""
@@ -260,14 +270,19 @@ def find_test(
     folder."""
     base = Path(config.folder or "") if config.manifest is None else Path(config.manifest).parent
     finders = [_Finder(folder, directions, directions, cache) for folder in (base, Path())]
-    names = [Path(stem).name for stem in stems]
+    names = [_set_name(stem) for stem in stems]
     if len(set(names)) < len(names):
         raise OptionError(f"test sets have the same name: {', '.join(stems)}", fix="score them one at a time")
     found: list[ParallelText] = []
     for stem, name in zip(stems, names, strict=True):
-        entry = CorpusConfig(files=stem, columns=config.columns, name=name if SET_NAME.fullmatch(name) else "")
+        entry = CorpusConfig(files=stem, columns=config.columns, name=name)
         found += next((each for each in finders if each.has(entry)), finders[0]).find([entry])
     return found
+
+
+def _set_name(stem: str) -> str:
+    """A test set's name: that of its files, with other characters than a name may have replaced by _."""
+    return re.sub(r"[^A-Za-z0-9_.-]|^[.-]", "_", Path(stem).name)[:64]
 
 
 def aligned_text(source: Path, reference: Path, direction: Direction) -> ParallelText:
@@ -337,7 +352,7 @@ def _as_manifest(config: DataConfig) -> Manifest:
         return CorpusConfig(files=stem, columns=config.columns, synthetic=synthetic, upsample=upsample, name=name)
 
     tests = [config.test] if isinstance(config.test, str) else config.test or []
-    names = [Path(stem).name for stem in tests] if len(tests) > 1 else [""] * len(tests)
+    names = [_set_name(stem) for stem in tests] if len(tests) > 1 else [""] * len(tests)
     if len(set(names)) < len(names):
         raise OptionError(
             f"test sets have the same name: {', '.join(tests)}", where="data.test", fix="give their files different names"
@@ -365,6 +380,13 @@ class _Finder:
         for entry in entries:
             own = _chosen(entry.directions, self.declared, f"the corpus {entry.files!r}") if entry.directions else self.declared
             texts = [(direction, self._text(entry, direction)) for direction in self.directions if direction in own]
+            found = [direction for direction, text in texts if text is not None]
+            if entry.synthetic and (twice := next((each for each in found if each.reverse in found), None)):
+                raise OptionError(
+                    f"the back-translated corpus {entry.files!r} would be read as {twice.name} and {twice.reverse.name}",
+                    where="data",
+                    fix=f'list it in a manifest, with directions = ["{twice.name}"] if a model wrote its {twice.source}',
+                )
             missing = [direction for direction, text in texts if text is None]
             narrowed = len(texts) < len(own)  # then other directions may have the text
             if missing and (entry.directions or (len(missing) == len(texts) and not narrowed)):

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from kilolayer.config import bounded, check
 from kilolayer.data.cache_folder import built, content_key
 from kilolayer.data.shares import check_shares
-from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines
+from kilolayer.data.text import BOM, CHUNK, READERS, open_file, read_lines, refuse_utf_16
 from kilolayer.errors import InputError, OptionError, UnusedOptionError
 from kilolayer.files.paths import kind_of, storable
 from kilolayer.files.reading import open_regular, parse_json, read_json, replace_surrogates, unreadable
@@ -211,8 +211,11 @@ def _plain(path: Path, utf8: bool) -> Iterator[bytes]:
     with open_file(path) as stream:
         rest, position = b"", 0
         while chunk := stream.read(CHUNK):
-            if not position and not rest and chunk.startswith(BOM):
-                chunk, position = chunk[len(BOM) :], len(BOM)
+            if not position and not rest:
+                if utf8:
+                    refuse_utf_16(chunk, str(path))
+                if chunk.startswith(BOM):
+                    chunk, position = chunk[len(BOM) :], len(BOM)
             rest += chunk
             if not rest:
                 continue

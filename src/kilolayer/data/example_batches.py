@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.example_file import Example
 from kilolayer.data.tokenizer import END, PAD, START
@@ -77,11 +78,15 @@ class EncodedExamples:
         return ExampleBatch(torch.from_numpy(tokens), torch.from_numpy(labels), len(members))
 
     def in_order(self, rows: int, most: int | None = None) -> Iterator[tuple[np.ndarray, ExampleBatch]]:
-        """Every example once, or the first `most`, grouped by similar length: the indices of each batch, and the batch."""
-        order = np.argsort(self.lengths[:most], kind="stable")
+        """Every example once, or `most` from all over the set, grouped by similar length: the place of each, and the batch.
+
+        Places, int64 [n], count those that are read.
+        """
+        members = members_all_over(len(self), most)
+        order = np.argsort(self.lengths[members], kind="stable")
         for start in range(0, len(order), rows):
-            members = order[start : start + rows]
-            yield members, self.batch(members, rows)
+            places = order[start : start + rows]
+            yield places, self.batch(members[places], rows)
 
 
 class ExampleBatches(EndlessBatches[ExampleBatch]):

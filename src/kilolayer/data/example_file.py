@@ -63,6 +63,12 @@ def read_example_file(path: Path, columns: Columns, kind: Kind, *, unlabelled: b
         where = f"{path}, line {line}"
         if labelled is None:
             labelled = not unlabelled or columns.label in found
+        elif not labelled and columns.label in found:
+            raise InputError(
+                f"the line has a {shown(str(columns.label))}, but the first line has none",
+                where=where,
+                fix="label every example, or none",
+            )
         first = _sentence(found, columns.first, where, empty=broken)
         second = None if columns.second is None else _sentence(found, columns.second, where, empty=broken)
         label = _label(found, columns.label, where, label_of) if labelled else None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.endless import EndlessBatches
 from kilolayer.data.image_set import ImageSet
 
@@ -108,9 +109,3 @@ def members_in_order(images: ImageSet, rows: int, most: int | None = None) -> It
     members = members_all_over(len(images), most)
     for start in range(0, len(members), rows):
         yield members[start : start + rows]
-
-
-def members_all_over(count: int, most: int | None = None) -> np.ndarray:
-    """The indices of `count` images, or of `most` of them at equal distances, since images are often sorted by class: int64."""
-    members = np.arange(count)
-    return members if most is None or most >= count else members[:most] * count // most

@@ -1,14 +1,16 @@
 """Set aside a share of the training pairs for validation and test, if there are no separate files for them.
 
 The part of a pair depends on a hash of its sentence in one of the two languages, so it stays the same when text is added, and
-in both directions. A pair that shares a sentence with a part that is set aside, on either side, is not trained on.
+in both directions. That is the language with more partners, English in `en-*`: a sentence of it is then in one part with all of
+its translations. A pair that shares a sentence with a part that is set aside, on either side, is not trained on.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -43,7 +45,7 @@ def set_aside(texts: Sequence[ParallelText], shares: Shares, cache: Path) -> dic
     """
     sources = [(each.direction.name, each.columns, each.synthetic) for each in texts]
     files = [path for each in texts for path in each.files]
-    key = content_key(["set aside", shares.valid, shares.test, sources], files, cache)
+    key = content_key(["set aside 2", shares.valid, shares.test, sources], files, cache)
     folder = built(cache / f"parts-{key}", lambda draft: _write(texts, shares, draft), trust_times=True)
     counts = read_json(folder / "counts.json")
     found: dict[Part, list[ParallelText]] = {part: [] for part in PARTS}
@@ -78,23 +80,38 @@ def _check(found: dict[Part, list[ParallelText]], shares: Shares, texts: Sequenc
 
 
 def _write(texts: Sequence[ParallelText], shares: Shares, draft: Path) -> None:
+    partners = _partners(texts)
     taken: set[str] = set()
     counts: dict[Part, list[int]] = {}
     for part in PARTS:
         chosen: set[str] = set()
         counts[part] = [
-            _write_pairs(draft / f"{number}.{part}", _free_pairs(part, text, shares, taken, chosen))
+            _write_pairs(draft / f"{number}.{part}", _free_pairs(part, text, partners, shares, taken, chosen))
             for number, text in enumerate(texts)
         ]
         taken |= chosen
     (draft / "counts.json").write_text(json.dumps(counts))
 
 
-def _free_pairs(part: Part, text: ParallelText, shares: Shares, taken: set[str], chosen: set[str]) -> Iterator[Pair]:
-    """The pairs of a part that have no sentence in `taken`; what is set aside is added to `chosen`."""
+def _partners(texts: Sequence[ParallelText]) -> Mapping[str, int]:
+    """The number of languages that each is paired with, in either direction."""
+    pairs = {frozenset((each.direction.source, each.direction.target)) for each in texts}
+    return Counter(language for pair in pairs for language in pair)
+
+
+def _free_pairs(
+    part: Part, text: ParallelText, partners: Mapping[str, int], shares: Shares, taken: set[str], chosen: set[str]
+) -> Iterator[Pair]:
+    """The pairs of a part that have no sentence in `taken`; what is set aside is added to `chosen`.
+
+    A pair with a blank side is left to the training text, whose filters remove it.
+    """
+    source, target = partners[text.direction.source], partners[text.direction.target]
     for pair in text.pairs():
         sentences = _sentences(text, pair)
-        own = "train" if text.synthetic else shares.part(min(sentences))
+        deciding = min(sentences) if source == target else sentences[source < target]
+        blank = not all(side.strip() for side in pair)
+        own = "train" if text.synthetic or blank else shares.part(deciding)
         if own == part and taken.isdisjoint(sentences):
             if part != "train":
                 chosen.update(sentences)

@@ -41,7 +41,7 @@ def byte_lines(stream: BinaryIO, name: str) -> Iterator[bytes]:
     """The lines of a stream, with their ends. A line that is too long, or UTF-16, raises an error that names the stream."""
     for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
         if number == 1:
-            _refuse_utf_16(line, name)
+            refuse_utf_16(line, name)
         if len(line) > LONGEST_LINE:
             raise InputError(
                 f"the line has more than {LONGEST_LINE:,} bytes", where=f"{name}, line {number}", fix="split it into sentences"
@@ -55,7 +55,7 @@ def count_lines(path: Path) -> int:
     with open_file(path) as stream:
         while chunk := stream.read(CHUNK):
             if not lines:
-                _refuse_utf_16(chunk[:INSPECTED_BYTES], str(path))
+                refuse_utf_16(chunk[:INSPECTED_BYTES], str(path))
             lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
@@ -76,7 +76,7 @@ def open_file(path: Path) -> Iterator[BinaryIO]:
             ) from None
 
 
-def _refuse_utf_16(start: bytes, name: str) -> None:
+def refuse_utf_16(start: bytes, name: str) -> None:
     """Raise if a text starts like UTF-16: with its byte order mark, or with NUL in nearly every second byte."""
     start = start[:INSPECTED_BYTES]
     kind = "UTF-16" if start.startswith(UTF_16_MARKS) else None

@@ -34,6 +34,8 @@ from kilolayer.files.writing import remove, write
 PAD, UNKNOWN, START, END = 0, 1, 2, 3
 SYNTHETIC = "<bt>"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character: Python text may hold it, UTF-8 may not
+SKIPPED = re.compile("[\ud800-\udfff\u2585]")  # SentencePiece trains on no line with U+2585, which it reserves
+LONGEST_LINE = 1000  # characters; nor on a line of more than 4,192 bytes
 SPACE = "\u2581"  # what SentencePiece writes for a space inside its pieces
 THREADS = 16  # SentencePiece's default; its sums, and so its pieces, depend on this number alone
 SHARED_FILE = "tokenizer.model"
@@ -365,9 +367,18 @@ def train_tokenizer(
         **({"required_chars": required} if required else {}),
     }
     try:
-        return train_pieces((SURROGATE.sub("\ufffd", line).encode() for line in lines), options)
+        return train_pieces((SKIPPED.sub("\ufffd", part).encode() for line in lines for part in short_parts(line)), options)
     except UntrainableError as error:
         raise _untrainable(str(error), config) from None
+
+
+def short_parts(line: str) -> Sequence[str]:
+    """Split a line into parts of at most LONGEST_LINE characters, before spaces if possible; none of an empty line."""
+    cuts = [0]
+    while len(line) - cuts[-1] > LONGEST_LINE:
+        space = line.rfind(" ", cuts[-1] + 1, cuts[-1] + LONGEST_LINE)
+        cuts.append(cuts[-1] + LONGEST_LINE if space < 0 else space)
+    return [line[a:b] for a, b in zip(cuts, [*cuts[1:], len(line)], strict=True) if a < b]
 
 
 @dataclass(frozen=True)
@@ -415,6 +426,8 @@ def _sampled(texts: Sequence[ParallelText], sides: Sequence[int], limit: int, te
 
 def _untrainable(message: str, config: TokenizerConfig) -> OptionError:
     """The error with SentencePiece's reason, and a fix."""
+    if "sentences_.empty()" in message:
+        return OptionError("no vocabulary can be made: the text has only white space", where="tokenizer", fix="give other text")
     what = f"a vocabulary of {config.vocab_size} pieces cannot be made from this text"
     if high := re.search(r"value <= (\d+)", message):
         found = SmallTextError(what, where="tokenizer", fix=f"set tokenizer.vocab_size to {high[1]} or less, or give more text")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
@@ -28,6 +28,7 @@ from kilolayer.data.tokenizer import (
     SPACE,
     Tokenizer,
     TokenizerConfig,
+    short_parts,
     train_fitting,
     train_tokenizer,
 )
@@ -36,7 +37,6 @@ from kilolayer.errors import InputError, OptionError
 from kilolayer.files.paths import kind_of
 
 FIRST_BYTE = END + 1
-LONGEST_LINE = 1000  # characters; SentencePiece skips lines of more than 4,192 bytes
 PROBE = " a  b\n\nc\t\r\n\u00e9 \ufb01 \u00bd\u2028\u65e5 \U0001f600\n"
 
 
@@ -195,13 +195,4 @@ def _lines(text: TextPart) -> Iterator[str]:
     """The lines that are not empty; long ones are split."""
     for piece in text.pieces(utf8=True):
         for line in [] if piece is None else piece.decode().split("\n"):
-            yield from _parts(line)
-
-
-def _parts(line: str) -> Sequence[str]:
-    """Split a line into parts short enough for SentencePiece, before spaces if possible."""
-    cuts = [0]
-    while len(line) - cuts[-1] > LONGEST_LINE:
-        space = line.rfind(" ", cuts[-1] + 1, cuts[-1] + LONGEST_LINE)
-        cuts.append(cuts[-1] + LONGEST_LINE if space < 0 else space)
-    return [line[a:b] for a, b in zip(cuts, [*cuts[1:], len(line)], strict=True) if a < b]
+            yield from short_parts(line)

@@ -44,7 +44,7 @@ class LabelLoss:
 def predict(
     model: Encoder, examples: EncodedExamples, rows: int, most: int | None = None, recorder: Recorder | None = None
 ) -> np.ndarray:
-    """fp32 [examples, outputs]: the scores of all examples, or of the first `most`, without dropout.
+    """fp32 [examples, outputs]: the scores of all examples, or of `most` from all over the set, without dropout.
 
     rows: examples per batch.
     recorder: runs the forward pass of a batch.
@@ -57,9 +57,9 @@ def predict(
     assert head is not None
     found = np.empty((len(examples) if most is None else min(most, len(examples)), head.outputs), np.float32)
     with evaluating(model, scores, recorder) as run:
-        for members, batch in examples.in_order(rows, most):
+        for places, batch in examples.in_order(rows, most):
             logits = run(batch.parts[0])
-            found[members] = logits[: len(members)].cpu().numpy()
+            found[places] = logits[: len(places)].cpu().numpy()
     return found
 
 

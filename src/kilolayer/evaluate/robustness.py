@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.corruptions import NAMES, STRENGTHS, corrupt, sketch
-from kilolayer.data.image_batches import batch_of, members_all_over
+from kilolayer.data.image_batches import batch_of
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.images import normalized
 from kilolayer.layers.modules import in_mode

@@ -125,8 +125,8 @@ class TrainConfig:
     valid_every: int | Literal["auto"] = bounded("auto", least=1, most=10**12)
     """Steps between validations; there is always one at the end. auto: 1,000, or one epoch if epochs is set."""
     valid_sentences: int = bounded(2000, least=1, most=10**9)
-    """Maximum number of validation pairs per direction, windows of text, or examples, the first of the set; or of images, from
-    all over it."""
+    """Maximum number of validation pairs per corpus and direction, of examples, or of images, from all over the set; or of
+    windows of text, the first of it."""
     patience: int = bounded(0, least=0, most=10**9)
     """Stop after this many validations without an improvement of the loss, or of the score if one is measured; 0: never."""
     stop_when_dead: bool = False

@@ -11,6 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.example_batches import EncodedExamples, ExampleBatches, real_rows
 from kilolayer.data.example_file import ExampleFile
 from kilolayer.data.examples import ExampleParts, find_examples, read_test, text_of
@@ -157,7 +158,7 @@ class ClassifyTask(Task[ClassifyConfig]):
         return frequency_loss(np.bincount(self.train.labels)) if self.classes else None
 
     def validate(self, model: Encoder, most: int, recorder: Recorder | None = None) -> LabelLoss | None:
-        """The loss and metrics of the first `most` examples of the validation set; None if there is no such set.
+        """The loss and metrics of `most` examples from all over the validation set; None if there is no such set.
 
         recorder: runs the forward pass of each batch.
         """
@@ -194,7 +195,8 @@ class ClassifyTask(Task[ClassifyConfig]):
 
     def _measured(self, examples: EncodedExamples, scores: np.ndarray) -> LabelLoss:
         assert examples.labels is not None
-        return measure_labels(scores, examples.labels[: len(scores)], len(self.classes), self.metrics)
+        labels = examples.labels[members_all_over(len(examples), len(scores))]
+        return measure_labels(scores, labels, len(self.classes), self.metrics)
 
 
 def _score_table(measured: LabelLoss) -> dict[str, Any]:

@@ -12,11 +12,12 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.augment import Augment
 from kilolayer.data.drawn_images import data_notes, given_or_drawn
 from kilolayer.data.frequencies import frequency_loss
 from kilolayer.data.held_out import HeldOut
-from kilolayer.data.image_batches import ImageBatches, members_all_over
+from kilolayer.data.image_batches import ImageBatches
 from kilolayer.data.image_set import ImageSet
 from kilolayer.data.image_uri import data_uri
 from kilolayer.data.images import ImageParts, find_images, read_images

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ import torch
 from torch import Tensor
 
 from kilolayer import hints
+from kilolayer.data.all_over import members_all_over
 from kilolayer.data.batches import Batch, Batches, in_order
 from kilolayer.data.corpora import Corpora, DataConfig, aligned_text, find_corpora, find_test
 from kilolayer.data.encode import encode_text, encode_training
 from kilolayer.data.frequencies import count_targets, frequency_loss
 from kilolayer.data.held_out import HeldOut
 from kilolayer.data.mixing import Mixture
-from kilolayer.data.parallel import Direction, ParallelText
+from kilolayer.data.parallel import Direction, Pair, ParallelText
 from kilolayer.data.shapes import Shape
 from kilolayer.data.text import read_lines
 from kilolayer.data.tokenizer import PAD, Tokenizers, tokenizers_for
@@ -39,6 +39,7 @@ from kilolayer.tasks.task import Answers, Loss, Task
 from kilolayer.tasks.token_loss import loss_of_tokens
 from kilolayer.tasks.translation.config import NO_VALIDATION, TranslationConfig
 from kilolayer.tasks.translation.scores import TestResult, check_same_test, hypotheses_path, scores_of, write_translations
+from kilolayer.terminal import say
 
 GAINS = 8
 """The maximum number of validation sets on which the use of the source is measured: one more forward pass for each."""
@@ -95,6 +96,8 @@ class TranslationTask(Task[TranslationConfig]):
         corpora = find_corpora(config.data, cache)
         if config.train.patience and not corpora.valid:
             raise OptionError(NO_VALIDATION, where="train", fix="list a corpus under [[valid]] in the manifest")
+        for gap in corpora.gaps():
+            say(gap)
         held_out = corpora.read_held_out()
         return cls(corpora, vocabulary or tokenizers_for(corpora, config.tokenizer, cache), cache, config, held_out)
 
@@ -199,7 +202,7 @@ class TranslationTask(Task[TranslationConfig]):
     def validate(self, model: EncoderDecoder, most: int, recorder: Recorder | None = None) -> TranslationValidation | None:
         """The loss on the validation set and, with `valid_bleu`, BLEU; None if there is no such set.
 
-        The first `most` pairs of each corpus and direction are used. recorder: runs the forward pass and the loss of each
+        `most` pairs from all over each corpus and direction are used. recorder: runs the forward pass and the loss of each
         batch.
         """
         if not self.corpora.valid:
@@ -279,9 +282,15 @@ class TranslationTask(Task[TranslationConfig]):
         return float(recorder.run([WorkItem("nll", nll, parts)], restart=lambda: True))
 
     def _bleu(self, model: EncoderDecoder, texts: list[ParallelText], most: int) -> float:
-        pairs = [pair for text in texts for pair in islice(text.pairs(), most)]
+        pairs = [pair for text in texts for pair in _some_pairs(text, most)]
         answers = self.translate(model, (source for source, _ in pairs), texts[0].direction, self.config.search)
         return Bleu().score([answer.text for answer in answers], [target for _, target in pairs]).value
+
+
+def _some_pairs(text: ParallelText, most: int) -> Iterator[Pair]:
+    """The pairs that validation reads, at most `most`."""
+    members = set(members_all_over(text.size, most).tolist())
+    return (pair for number, pair in enumerate(text.pairs()) if number in members)
 
 
 def find_tests(config: TranslationConfig, text: OtherText, cache: Path) -> list[ParallelText]:
