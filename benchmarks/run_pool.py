@@ -22,6 +22,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from mps import start_service
 from reproduce.keep import text_of, without_folders
 
 from kilolayer.compare.comparison import Comparison
@@ -73,10 +74,14 @@ def kind_of(config: RunConfig) -> str:
 
 
 class Workers:
-    """Single processes, each of which trains one run after another; one that dies is replaced."""
+    """Single processes, each of which trains one run after another; one that dies is replaced.
+
+    On a GPU they run at the same time, under NVIDIA's multi-process service, where it is installed.
+    """
 
     def __init__(self, count: int, deadline: float) -> None:
         self.deadline, self.asked, self.asking = deadline, False, threading.Lock()
+        self.service = start_service()
         self.idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
         self.every: list[ProcessPoolExecutor] = []
         for _ in range(count):
@@ -108,6 +113,9 @@ class Workers:
     def kill(self) -> None:
         """End all processes at once."""
         self._each(BaseProcess.kill)
+        if self.service is not None:
+            self.service.stop()
+            self.service = None
 
     def _each(self, end: Callable[[Any], None]) -> None:
         for executor in self.every:

@@ -88,6 +88,35 @@ def test_an_ablation_keeps_what_earlier_ones_measured(tmp_path: Path) -> None:
     assert {**after["cases"], "sparse, dropout 0.1": None} == {**before["cases"], "sparse, dropout 0.1": None}
 
 
+CONTROL = """#!/bin/sh
+[ "$1" = -d ] && echo "started $CUDA_MPS_PIPE_DIRECTORY" >> "$CALLS" && touch "$CUDA_MPS_PIPE_DIRECTORY/control" && exit
+read words
+echo "$words" >> "$CALLS"
+echo 7 8
+"""
+
+
+def test_a_pool_starts_the_multi_process_service_once_and_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-cuda-mps-control").write_text(CONTROL)
+    (tmp_path / "nvidia-cuda-mps-control").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("CALLS", str(tmp_path / "calls"))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("CUDA_MPS_LOG_DIRECTORY", str(tmp_path / "nowhere"))
+    start_service = script("mps.py")["start_service"]
+    service = start_service()
+    assert os.environ["CUDA_MPS_PIPE_DIRECTORY"] == service.environment["CUDA_MPS_PIPE_DIRECTORY"]
+    assert start_service() is None  # it runs
+    assert service.servers() == ["7", "8"]
+    service.stop()
+    started, *told = (tmp_path / "calls").read_text().splitlines()
+    assert started == f"started {service.environment['CUDA_MPS_PIPE_DIRECTORY']}"
+    assert told == ["get_server_list", "quit -t 5"]
+    assert not Path(service.folder).exists()
+    (tmp_path / "nvidia-cuda-mps-control").write_text("#!/bin/sh\nexit 1\n")
+    assert start_service() is None  # it cannot be started, and the others go on
+
+
 POOL = """
 import json, sys, time
 from pathlib import Path

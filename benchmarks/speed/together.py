@@ -13,14 +13,12 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -30,7 +28,10 @@ from jobs import Setting
 from ours import kilolayer
 from workers import versions
 
-CONTROL = "nvidia-cuda-mps-control"
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from mps import Service
+
 WARM = 3
 """Steps until a step is replayed: one to compile, one to record, one to see that it works."""
 Step = Callable[[], Any]
@@ -115,32 +116,6 @@ class Child:
         self.process.communicate()
 
 
-@contextmanager
-def served() -> Iterator[dict[str, str]]:
-    """The environment of processes under NVIDIA's multi-process service, which runs meanwhile."""
-    with tempfile.TemporaryDirectory() as folder:
-        environment = {"CUDA_MPS_PIPE_DIRECTORY": f"{folder}/pipe", "CUDA_MPS_LOG_DIRECTORY": f"{folder}/log"}
-        for path in environment.values():
-            Path(path).mkdir()
-        subprocess.run([CONTROL, "-d"], env=os.environ | environment, check=True, timeout=30)
-        try:
-            yield environment
-        finally:
-            _tell("quit -t 5", environment)
-
-
-def servers(environment: dict[str, str]) -> list[str]:
-    """The servers of the multi-process service, by process number."""
-    return _tell("get_server_list", environment).split()
-
-
-def _tell(words: str, environment: dict[str, str]) -> str:
-    done = subprocess.run(
-        [CONTROL], input=f"{words}\n", env=os.environ | environment, capture_output=True, text=True, timeout=30, check=False
-    )
-    return done.stdout
-
-
 def measure(options: argparse.Namespace, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     """The rate of each way to share, for each number of runs."""
     most = max(options.runs)
@@ -171,19 +146,17 @@ def measure(options: argparse.Namespace, words: Sequence[str]) -> Iterator[dict[
         for runs in options.runs:
             yield {"way": "processes", "runs": runs, "steps_per_s": rate([(child, 1) for child in children[:runs]])}
         end()
-        if shutil.which(CONTROL) is None:
-            yield {"way": "processes under MPS", "reason": f"there is no {CONTROL}"}
-            return
         try:
-            environment = stack.enter_context(served())
+            service = Service()
         except (OSError, subprocess.SubprocessError) as error:
             yield {"way": "processes under MPS", "reason": str(error)}
             return
+        stack.callback(service.stop)
         stack.callback(end)
-        start(most, environment)
+        start(most, service.environment)
         for runs in options.runs:
             found = rate([(child, 1) for child in children[:runs]])
-            yield {"way": "processes under MPS", "runs": runs, "steps_per_s": found, "servers": len(servers(environment))}
+            yield {"way": "processes under MPS", "runs": runs, "steps_per_s": found, "servers": len(service.servers())}
 
 
 def main() -> None:

@@ -83,6 +83,18 @@ def test_text_that_was_cut_while_it_was_written_is_written_again(tmp_path: Path)
     assert {path.name: path.read_text() for path in folder.glob("*.fra")} == whole
 
 
+def test_a_model_that_diverges_translates_nothing_back_in_table_4_of_admin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    diverged = {"outcome": "diverged", "text": "diverged at step 3", "folder": str(tmp_path)}
+    monkeypatch.setattr(Lab, "compare", lambda *_: [diverged])
+    reproduction: Any = get("admin-table4")
+    found = reproduction.measure(Lab(tmp_path / "admin-table4", tiny=True))
+    verdict = reproduction.judge(found)
+    assert (verdict.word, verdict.why) == ("undecided", "the model that translates back: diverged at step 3")
+    assert reproduction.numbers(found).rows == []
+
+
 def test_a_translation_with_a_line_separator_is_one_line_in_table_3_of_admin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,9 +64,11 @@ class Table4(Reproduction):
                 where=str(folder_of(backward)),
                 fix="run the same command again to continue",
             )
+        found: Found = {"backward": backward, "forward": {}}
+        if died(backward):
+            return found
         if folder_of(backward).is_dir():
             self._translate(text, folder_of(backward), 60 if lab.tiny else MONOLINGUAL)
-        found: Found = {"backward": backward, "forward": {}}
         for name, (recipe, depth) in {"shallow": (DEFAULT, f"{layers}-{layers}"), "deep": (ADMIN, deep)}.items():
             for synthetic in (False, True):
                 config = self._forward(lab, text, synthetic)
@@ -109,11 +111,11 @@ class Table4(Reproduction):
         return config
 
     def judge(self, found: Found) -> Verdict:
+        if died(found["backward"]):
+            return undecided(f"the model that translates back: {found['backward']['text']}")
         cells = named_cells(found["forward"])
         shallow_bt, deep, deep_bt = list(cells.values())[1:]
         why = "; ".join(f"{name} {cell.shown}" for name, cell in cells.items())
-        if died(found["backward"]):
-            return undecided(f"the model that translates back: {found['backward']['text']}; {why}")
         if is_lower(deep, deep_bt) or is_lower(shallow_bt, deep_bt):
             return not_held(why)
         return held(why) if is_lower(deep_bt, deep) and is_lower(deep_bt, shallow_bt) else undecided(why)
