@@ -326,6 +326,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
         if trainer.processes.first or trainer.placement.mesh is not None:
             progress = {"scheduled": scheduled, "regular_before": trainer.regular}
             given = state_with(trainer.run.config, trainer.task.held_out())
-            saver.save(replace(state, state=state.state | progress | given), trainer.best.step)
+            best = trainer.best.step if trainer.config.save_best else None
+            saver.save(replace(state, state=state.state | progress | given), best)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular
