@@ -279,6 +279,13 @@ class TrainConfig:
             if name not in values and getattr(self, name) != getattr(type(self), name):
                 what = f"{name} has no effect on the optimizer {rule.name!r}"
                 raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
+        if self.stop_when_dead and rule.lacks_health:
+            raise UnusedOptionError(
+                f"stop_when_dead has no effect on the optimizer {rule.name!r}, which keeps no running mean of the gradient",
+                fix="remove it",
+                unused="stop_when_dead",
+                beside=("optimizer",),
+            )
         own = {name: value for name, value in values.items() if name not in OF_RULES and value is not None}
         name, _ = optimizers.chosen(self.optimizer)
         object.__setattr__(self, "optimizer", {"name": name, **own} if own else name)
