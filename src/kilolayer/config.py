@@ -14,7 +14,8 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, time
 from functools import cache, reduce, wraps
 from pathlib import Path
@@ -129,12 +130,13 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
 
     A field whose metadata has `parse` is read by that function; a field that is a dataclass is built from its own table. A
     class method `choose` of `cls` names the subclass that is built, and one called `complete` adds defaults that depend on
-    other values.
+    other values, and refuses what may not be given together.
     """
     if choose := getattr(cls, "choose", None):
         cls = choose(table)
     if complete := getattr(cls, "complete", None):
-        table = complete(table)
+        with _located(where):
+            table = complete(table)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = _type_hints(cls)
     values: Table = {}
@@ -146,10 +148,17 @@ def build(cls: type[Config], table: Mapping[str, Any], where: str = "") -> Confi
                 raise UnknownOptionError(f"unknown option {shown(inside)}; did you mean {meant!r}?", fix="put it there")
             raise unknown(name, fields, where=where, beside=[each for each in table if each not in fields])
         values[name] = _value_of(fields[name], hints[name], value, inside)
-    try:
+    with _located(where):
         built = cls(**values)
         check(built)
-        return built
+    return built
+
+
+@contextmanager
+def _located(where: str) -> Iterator[None]:
+    """Errors inside name the table that is built."""
+    try:
+        yield
     except OptionError as error:
         if isinstance(error, UnusedOptionError) and where:
             error = error.below(where)
@@ -298,10 +307,14 @@ def overrides(arguments: Sequence[str]) -> Table:
 def table_of(config: DataclassInstance) -> Table:
     """The configuration as plain TOML values, from which `build` makes the same configuration.
 
-    A field whose metadata has `table` is converted by that function.
+    A field whose metadata has `table` is converted by that function. A property `without_effect` of the configuration names the
+    fields that are left out.
     """
     table: Table = {}
+    without_effect: Collection[str] = getattr(config, "without_effect", ())
     for each in dataclasses.fields(config):
+        if each.name in without_effect:
+            continue
         value = getattr(config, each.name)
         if write := each.metadata.get("table"):
             table[each.name] = write(value)

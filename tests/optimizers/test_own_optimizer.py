@@ -164,6 +164,18 @@ def test_what_it_does_not_read_is_refused_and_its_own_options_are_checked() -> N
     }
 
 
+def test_ending_a_run_when_a_stack_dies_needs_a_running_mean() -> None:
+    @kl.optimizers.register
+    class Sign(kl.optimizers.UpdateRule):
+        def direction(self, gradient: Any, weight: Any, state: Any, count: Any) -> Any:
+            return gradient.sign()
+
+    with pytest.raises(UnusedOptionError, match="stop_when_dead has no effect on the optimizer 'sign'"):
+        TrainConfig(optimizer="sign", stop_when_dead=True)
+    for name in ("adam", "adamw", "radam", "muon", "lion_file:Lion"):
+        assert TrainConfig(optimizer=name, stop_when_dead=True).stop_when_dead
+
+
 def test_a_registered_name_is_known_and_a_taken_one_refused() -> None:
     cls = registry.find("lion_file:Lion")
     assert registry.find("lion") is cls

@@ -67,26 +67,27 @@ def test_steps_are_torchs_own_on_parameter_groups(kind: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def take_step(model: nn.Module, optimizer: Any, seed: int) -> None:
+    give_gradients(model, seed)
+    optimizer.collect()
+    optimizer.update(ONE, YES)
+    optimizer.clear()
+
+
 @pytest.mark.matrix(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_state_goes_round_to_the_bit(kind: str) -> None:
     straight, broken = (decoder() for _ in range(2))
     whole, first = (make_optimizer(each, config_of(kind)) for each in (straight, broken))
 
-    def step(model: nn.Module, optimizer: Any, seed: int) -> None:
-        give_gradients(model, seed)
-        optimizer.collect()
-        optimizer.update(ONE, YES)
-        optimizer.clear()
-
     for seed in range(3):
-        step(straight, whole, seed)
-        step(broken, first, seed)
+        take_step(straight, whole, seed)
+        take_step(broken, first, seed)
     fresh = make_optimizer(broken, config_of(kind))
     fresh.load({name: tensor.clone() for name, tensor in first.tensors().items()})
     for seed in range(3, 5):
-        step(straight, whole, seed)
-        step(broken, fresh, seed)
+        take_step(straight, whole, seed)
+        take_step(broken, fresh, seed)
     assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), broken.parameters(), strict=True))
 
 
@@ -108,6 +109,60 @@ def test_a_stopped_run_goes_on_to_the_bit(
     assert [row["step"] for row in rows if row["kind"] == "stacks"] == [10, 12]
     norms = [row["update"]["decoder"] for row in rows if row["kind"] == "layers"]
     assert all(norm > 0 for row in norms for norm in row)
+
+
+class Counting(torch.optim.Optimizer):
+    """A decaying rate, counted as optimizers outside torch do: by numbers in the state, or in the parameter group."""
+
+    in_group = False
+
+    def __init__(self, params: Any, lr: float = 1e-3, warmth: float = 1 / 3) -> None:
+        super().__init__(params, {"lr": lr, "warmth": warmth})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                kept = group if self.in_group else self.state[weight]
+                kept["step"] = kept.get("step", 0) + 1
+                kept["warmth"] = kept.get("warmth", group["warmth"]) * 0.9
+                kept["odd"] = not kept.get("odd", False)
+                assert [type(kept[name]) for name in ("step", "warmth", "odd")] == [int, float, bool]
+                weight.sub_(weight.grad, alpha=group["lr"] * kept["warmth"] / kept["step"] * (2 if kept["odd"] else 1))
+
+
+class CountingInGroup(Counting):
+    in_group = True
+
+
+@pytest.mark.parametrize("kind", [Counting, CountingInGroup])
+def test_numbers_that_an_optimizer_keeps_go_round_to_the_bit(kind: type[Counting]) -> None:
+    config = TrainConfig(optimizer=f"{__name__}:{kind.__name__}", lr=0.01)  # pyright: ignore[reportArgumentType]
+    straight, broken = (decoder() for _ in range(2))
+    whole, first = (make_optimizer(each, config) for each in (straight, broken))
+    take_step(straight, whole, 1)
+    take_step(broken, first, 1)
+    saved = {name: tensor.clone() for name, tensor in first.tensors().items()}
+    fresh = make_optimizer(broken, config)
+    fresh.load(saved)
+    assert fresh.tensors().keys() == saved.keys() != {"updates"}
+    take_step(straight, whole, 2)
+    take_step(broken, fresh, 2)
+    assert all(torch.equal(a, b) for a, b in zip(straight.parameters(), broken.parameters(), strict=True))
+
+
+class Remembering(torch.optim.SGD):
+    """Keeps a list in the parameter group."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0].setdefault("seen", []).append(1)
+        return super().step(closure)
+
+
+def test_a_class_that_keeps_what_no_checkpoint_holds_is_refused() -> None:
+    config = TrainConfig(optimizer=f"{__name__}:Remembering", lr=0.01)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(OptionError, match="Remembering keeps seen, a list, which no checkpoint would hold"):
+        make_optimizer(decoder(), config)
 
 
 @pytest.mark.parametrize("kind", ["LBFGS", "SparseAdam"])

@@ -141,6 +141,18 @@ def test_a_damaged_checkpoint_that_no_undisturbed_run_has_is_not_missed(
     assert weights_in(run) == {"chosen": "newest", "steps": [6], "passed_over": []}
 
 
+def test_without_the_best_checkpoint_the_newest_is_used_and_no_other_is_kept_beside_the_last_ones(
+    tmp_path: Path, corpus: Path
+) -> None:
+    options = {"steps": 6, "lr": 3.0, "valid_every": 1, "save_every": 1, "keep": 2, "save_best": False}
+    run = new_run(tmp_path / "run", corpus, train=options)
+    train(run, task_of(run))
+    assert [checkpoint.step_of(path) for path in checkpoint.steps(run.checkpoints)] == [5, 6]
+    assert checkpoint.load_state(checkpoint.path_of(run.checkpoints, 6))["best"]["step"] < 5
+    run.score(task_of(run), CPU)
+    assert weights_in(run) == {"chosen": "newest", "steps": [6], "passed_over": []}
+
+
 @pytest.mark.matrix(2)
 @pytest.mark.parametrize("kind", ["damaged", "missing"])
 def test_a_best_checkpoint_that_cannot_be_used_is_named_and_recorded(

@@ -40,6 +40,25 @@ def test_a_repeated_cell_returns_the_finished_run_and_goes_on_with_more_steps(
     assert steps_of(cell(3)) == [1, 2, 3]
 
 
+def test_a_longer_run_keeps_what_was_converted_to_steps_unless_it_is_given(corpus: Path, tmp_path: Path) -> None:
+    tables = text_table(corpus)
+    del tables["train"]["warmup_steps"], tables["train"]["layers_every"]
+
+    def cell(**train: Any) -> Any:
+        return kl.train(tables, run=tmp_path / "run", resume=True, train=train)
+
+    def lengths(run: Any) -> tuple[int, int]:
+        return run.config.train.warmup_steps, run.config.train.layers_every
+
+    assert lengths(cell(steps=5)) == (2, 10)
+    longer = cell(steps=10)
+    assert lengths(longer) == (2, 10)
+    rates = [row["lr"] for row in longer.metrics("train")]
+    assert rates[2:] == pytest.approx([1e-2 * (2 / step) ** 0.5 for step in range(3, 11)])
+    assert lengths(cell(steps=11, warmup_steps=3, layers_every=5)) == (3, 5)
+    assert lengths(cell(steps=12, warmup_share=0.5)) == (6, 5)
+
+
 @pytest.mark.slow
 def test_a_cell_with_epochs_is_repeated_too(corpus: Path, tmp_path: Path) -> None:
     def cell() -> Any:

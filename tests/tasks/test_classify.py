@@ -251,6 +251,15 @@ def test_fine_tuning_has_its_usual_settings_where_nothing_is_said(examples: Path
 
 
 @pytest.mark.parametrize(
+    ("optimizer", "decay"), [(None, 0.1), ("adam", 0.0), ("torch.optim:Rprop", 0.0), ({"name": "torch.optim:SGD"}, 0.0)]
+)
+def test_the_usual_weight_decay_comes_with_the_usual_optimizer(examples: Path, optimizer: Any, decay: float) -> None:
+    table = classify_table(examples)
+    table["train"] = {} if optimizer is None else {"optimizer": optimizer}
+    assert build(ClassifyConfig, table).train.weight_decay == decay
+
+
+@pytest.mark.parametrize(
     ("sections", "message"),
     [
         ({"model": {"shape": "decoder"}}, "the shape 'decoder' cannot have a head"),

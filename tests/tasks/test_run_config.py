@@ -16,6 +16,7 @@ from kilolayer.tasks.translation.config import TranslationConfig
 
 TEXT: dict[str, Any] = {"task": "causal_lm", "text": {"train": "book.txt", "valid_share": 0.1, "length": 64}}
 BYTES: dict[str, Any] = {**TEXT, "tokenizer": {"kind": "bytes"}}
+SGD: dict[str, Any] = {"train": {"optimizer": "torch.optim:SGD"}}
 
 
 def test_a_configuration_without_a_task_is_a_translators() -> None:
@@ -48,11 +49,15 @@ def test_a_language_model_has_defaults_of_its_own() -> None:
     assert foreign.model.vocab_size == 99
 
 
-@pytest.mark.parametrize("table", [TEXT, BYTES, {"data": {"directions": ["en-de"]}}])
+@pytest.mark.parametrize(
+    "table",
+    [TEXT, BYTES, {"data": {"directions": ["en-de"]}}, SGD, {"train": {"epochs": 2}}, {"train": {"warmup_share": 0.1}}],
+)
 def test_what_a_run_keeps_reads_back_and_names_no_foreign_tables(table: dict[str, Any]) -> None:
     config = build(RunConfig, table)
     kept = config.table()
-    assert build(RunConfig, kept) == config
+    for same in (config, dataclasses.replace(config, train=config.train.in_steps(500))):
+        assert build(RunConfig, same.table()) == same
     own, foreign = ({"text"}, {"data", "search"}) if config.task == "causal_lm" else ({"data", "search"}, {"text"})
     assert own <= kept.keys()
     assert not foreign & kept.keys()
@@ -81,6 +86,10 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"text": {"train": "book.txt"}}, "text.train has no effect on the task 'translation'", '"causal_lm"'),
     ({}, {"tokenizer": {"kind": "bytes"}}, "cannot use bytes", "unigram"),
     ({}, {"tokenizer": {"kind": "byte_bpe"}}, "a translator cannot use byte-level BPE", "unigram"),
+    ({}, {"train": {"steps": 100_000, "epochs": 2}}, "epochs and steps are both given", "remove one"),
+    ({}, {"train": {"warmup_steps": 0, "warmup_share": 0.3}}, "warmup_share and warmup_steps are both given", "remove one"),
+    (SGD, {"train": {"beta1": 0.9}}, "beta1 has no effect on the optimizer 'torch.optim:SGD'", "remove it"),
+    (SGD, {"train": {"eps": 1e-8}}, "eps has no effect on the optimizer 'torch.optim:SGD'", "remove it"),
     ({}, {"task": "causal_ml"}, "did you mean 'causal_lm'", "translation"),
     ({}, {"task": "causal_lm", "tokenizer": 5}, "tokenizer is 5", "table"),
 ]

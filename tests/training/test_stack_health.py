@@ -133,6 +133,15 @@ def test_a_run_that_learns_is_not_dead(tmp_path: Path, corpus: Path, recipe: str
     assert "is dead" not in log_of(run)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_class_of_torch_by_which_no_stack_can_be_checked_is_named_once(tmp_path: Path, corpus: Path, momentum: float) -> None:
+    optimizer = {"name": "torch.optim:SGD", "momentum": momentum}
+    run = trained(tmp_path / "run", corpus, train={"steps": 21, "optimizer": optimizer, "stop_when_dead": True})
+    said = "train.stop_when_dead has no effect: SGD keeps no running mean of the gradient"
+    assert log_of(run).count(said) == (momentum == 0)
+    assert len(rows_of(run, "stacks")) == (3 if momentum else 0)
+
+
 @pytest.mark.slow
 def test_a_run_that_is_stopped_between_two_checks_says_what_the_undisturbed_one_says(
     tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import kilolayer as kl
 from kilolayer.data.batches import Batch
 from kilolayer.errors import InputError
 from kilolayer.layers import attention
+from kilolayer.models.trainable import Trainable
+from kilolayer.models.trainable_config import TrainableConfig
 from kilolayer.optimizers.optimizer import make_optimizer
 from kilolayer.runs.metrics import read_metrics
-from kilolayer.tasks.task import DeviceWork
+from kilolayer.tasks.task import DeviceWork, Loss
 from kilolayer.tasks.train_config import TrainConfig
 from kilolayer.training import loop
 from kilolayer.training.guard import TOLERATED, DivergedError, Guard
 from kilolayer.training.norms import LayerNorms
 from kilolayer.training.stack_health import StackWatch
 from kilolayer.training.step import Stepper
+from kilolayer.training.stop import Stopped
 from kilolayer.training.trainer import DTYPES
 from tests.fixtures.small_runs import bytes_of, last_checkpoint, new_run, record, task_of
 
@@ -250,6 +254,63 @@ def test_a_step_that_is_not_finite_changes_no_bit(poison: Any, what: str, value:
     assert stepper.step([batch, batch], 1e-2, LayerNorms()).fault == what
     assert state_of(stepper) == before
     assert not any(gradient.any() for gradient in held_gradients(stepper).values())
+
+
+class Normed(Trainable):
+    """A model of a task's own, with running means that its forward pass moves in place or replaces."""
+
+    config = TrainableConfig
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.output = nn.BatchNorm1d(3), nn.Linear(3, 1)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest = torch.maximum(self.largest, x.detach().abs().max())
+        return self.output(self.norm(x))
+
+
+def normed_stepper() -> Stepper:
+    def loss(model: nn.Module, parts: tuple[torch.Tensor, ...], *, hidden_states: bool) -> Loss:
+        scores = model(*parts)
+        total = scores.square().sum()
+        return Loss(total, total, torch.tensor(len(scores)), scores)
+
+    torch.manual_seed(1)
+    model, config = Normed(), TrainConfig(lr=1e-2, warmup_steps=0)
+    optimizer = make_optimizer(model.train(), config, sums=True)
+    return Stepper(model, optimizer, config, Guard(scaled=False), torch.device("cpu"), loss=loss)
+
+
+@dataclass(frozen=True)
+class Points:
+    parts: tuple[torch.Tensor, ...]
+    tokens: int = 4
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_step_that_is_not_finite_leaves_the_buffers_of_a_tasks_own_model(count: int) -> None:
+    stepper, good = normed_stepper(), Points((torch.arange(12.0).reshape(4, 3).cos(),))
+    assert stepper.step([good] * count, 1e-2).fault is None
+    before = state_of(stepper)
+    assert stepper.step([good] * (count - 1) + [Points((good.parts[0] / 0,))], 1e-2).fault == "the loss"
+    assert state_of(stepper) == before
+    assert stepper.step([good] * count, 1e-2).fault is None
+    assert state_of(stepper) != before
+
+
+def test_a_step_that_is_started_again_begins_with_the_buffers_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    once, again = normed_stepper(), normed_stepper()
+    batches = [Points((torch.arange(12.0).reshape(4, 3).cos() * scale,)) for scale in (1, 2)]
+    once.step(batches, 1e-2)
+    with monkeypatch.context() as patch:
+        patch.setattr(again, "sum_over_processes", lambda: (_ for _ in ()).throw(Stopped(15)))
+        with pytest.raises(Stopped):
+            again.step(batches, 1e-2)
+    assert again.restart()
+    again.step(batches, 1e-2)
+    assert state_of(again) == state_of(once)
 
 
 def test_half_precision_steps_like_single_precision() -> None:

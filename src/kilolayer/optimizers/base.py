@@ -111,6 +111,13 @@ class UpdateRule:
         return None
 
     @property
+    def lacks_health(self) -> bool:
+        """Whether `health` returns None for all weights; a rule that leaves the update to others may have it all the same."""
+        cls = type(self)
+        leaves = cls.applied_by is not None or cls.rule_for is not UpdateRule.rule_for
+        return not leaves and "mean" not in cls.slots and cls.health is UpdateRule.health
+
+    @property
     def decay(self) -> float:
         """The weight decay of the weights that are decayed."""
         return getattr(self, "weight_decay", 0.0)

@@ -75,11 +75,17 @@ class TorchRule(UpdateRule):
         weight = nn.Parameter(torch.ones(8, 8))
         weight.grad = torch.ones(8, 8)
         optimizer = self.wrap([{"params": [weight]}], 1e-3)
+        given = dict(optimizer.param_groups[0])
         try:
             optimizer.step()
         except (TypeError, RuntimeError) as error:
             what = f"{self.title} cannot make one update from gradients alone: {error}"
             raise OptionError(what, where="train.optimizer", fix="choose one that can, such as torch.optim:SGD") from None
+        state = {name: value for name, value in optimizer.state.get(weight, {}).items() if not isinstance(value, Tensor | None)}
+        for name, value in (state | _changed(optimizer.param_groups[0], given)).items():
+            if not isinstance(value, int | float):
+                what = f"{self.title} keeps {name}, a {type(value).__name__}, which no checkpoint would hold"
+                raise OptionError(what, where="train.optimizer", fix="choose one that keeps tensors of a weight, and numbers")
         return optimizer
 
     def update(self, part: Any, numbers: Any) -> None:
@@ -98,6 +104,8 @@ class TorchOptimizer(Optimizer):
         pairs = [(weight, rate, group) for group, few in self._zipped() for weight, rate in zip(few, group.rates, strict=True)]
         self.wrapped = rule.wrap([{"params": [weight], **_factors(group)} for weight, _, group in pairs], 1.0)
         self.rates = [rate for _, rate, _ in pairs]
+        self.names = [name for group in self.groups for name in group.names]
+        self.given = [dict(options) for options in self.wrapped.param_groups]
 
     def _zipped(self) -> list[tuple[Group, list[nn.Parameter]]]:
         return list(zip(self.groups, self.trained, strict=True))
@@ -138,29 +146,46 @@ class TorchOptimizer(Optimizer):
         raise InputError(f"the next update of {self.rule.title} cannot be told from its state", fix=fix)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state by name: NAME/exp_avg, ...; what is one number for a weight is NAME:step."""
+        """The state by name: NAME/exp_avg, ...; NAME:step is a tensor [], NAME#step a number, NAME@step one of its group."""
         named: dict[str, Tensor] = {"updates": self.taken}
-        for group, few in self._zipped():
-            for name, weight in zip(group.names, few, strict=True):
-                for slot, value in self.wrapped.state.get(weight, {}).items():
-                    if isinstance(value, Tensor) and value.dim():
-                        named[f"{name}/{slot}"] = value
-                    elif value is not None:
-                        named[f"{name}:{slot}"] = torch.as_tensor(value)
+        for name, options, given in zip(self.names, self.wrapped.param_groups, self.given, strict=True):
+            for slot, value in self.wrapped.state.get(options["params"][0], {}).items():
+                if isinstance(value, Tensor):
+                    named[f"{name}{'/' if value.dim() else ':'}{slot}"] = value
+                elif value is not None:
+                    named[f"{name}#{slot}"] = _as_tensor(value)
+            for slot, value in _changed(options, given).items():
+                named[f"{name}@{slot}"] = _as_tensor(value)
         return named
 
     def load(self, tensors: Mapping[str, Tensor], where: Path | str = "the optimizer's state") -> None:
         self.taken.copy_(tensors["updates"])
-        weights = {name: weight for group, few in self._zipped() for name, weight in zip(group.names, few, strict=True)}
+        groups = dict(zip(self.names, self.wrapped.param_groups, strict=True))
         for key, tensor in tensors.items():
             if key == "updates":
                 continue
-            separator = "/" if "/" in key else ":"
-            name, _, slot = key.rpartition(separator)
-            if name not in weights:
+            mark = next((each for each in "/:#@" if each in key), ":")
+            name, _, slot = key.rpartition(mark)
+            if name not in groups:
                 fix = "use checkpoints of one run, with its own configuration"
                 raise InputError(f"the checkpoint does not fit: {key} belongs to no weight here", where=str(where), fix=fix)
-            self.wrapped.state[weights[name]][slot] = tensor.clone().to(weights[name].device if tensor.dim() else "cpu")
+            (weight,) = groups[name]["params"]
+            if mark == "@":
+                groups[name][slot] = tensor.item()
+            elif mark == "#":
+                self.wrapped.state[weight][slot] = tensor.item()
+            else:
+                self.wrapped.state[weight][slot] = tensor.clone().to(weight.device if tensor.dim() else "cpu")
+
+
+def _changed(options: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What an optimizer has changed or added in the options of a group, of which training sets the learning rate."""
+    same = {"params", "lr", *(name for name, value in given.items() if options.get(name) is value)}
+    return {name: value for name, value in options.items() if name not in same}
+
+
+def _as_tensor(number: float) -> Tensor:
+    return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None)
 
 
 def _factors(group: Group) -> dict[str, float]:

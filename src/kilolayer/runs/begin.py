@@ -36,7 +36,7 @@ from kilolayer.runs.run import (
 )
 from kilolayer.runs.start import NOTE, cpu_model, other_vocabulary, read_started, vocabulary_of
 from kilolayer.runs.trackers import find_trackers
-from kilolayer.tasks.config import RunConfig
+from kilolayer.tasks.config import RunConfig, part_of
 from kilolayer.tasks.task import Task, digest_of
 from kilolayer.terminal import say
 
@@ -98,7 +98,8 @@ def new_run(
 def same_run(folder: Path, given: RawConfig, processes: Processes, *, is_embedded: bool = False) -> Iterator[Run]:
     """Open and lock the run in a folder if it holds one, else create it; the arguments are those of `new_run`.
 
-    An existing run is resumed with the options that are given. One that may not change in a run that has begun is refused.
+    An existing run is resumed with the options that are given. One that may not change in a run that has begun is refused. What
+    was converted to steps when it was created stays so: a longer run does not warm up anew.
     """
     if not is_run(folder):
         with new_run(folder, given, processes, is_embedded=is_embedded) as run:
@@ -109,10 +110,20 @@ def same_run(folder: Path, given: RawConfig, processes: Processes, *, is_embedde
     _check_means(config, processes)
     with locked(folder):
         config = resolved(_prepared(folder, config, start, processes, is_embedded)[0])
+        config = replace(config, train=replace(config.train, **_converted(opened.config, given)))
         anew = f"leave it as it was, or train the run anew with {hints.flag('overwrite')}"
         check_changes(changes_between(opened.config, config), GIVEN, str(folder), anew)
         with resumed(opened, config) as run:
             yield run
+
+
+def _converted(config: RunConfig, given: RawConfig) -> Table:
+    """The options of training whose default depends on the length of a run, as the run has them, unless others are given."""
+    train = part_of(given.merged, "train")
+    kept = ["layers_every"] if train.get("layers_every", "auto") == "auto" else []
+    if all(train.get(name, "none") == "none" for name in ("warmup_steps", "warmup_share")):
+        kept.append("warmup_steps")
+    return {name: getattr(config.train, name) for name in kept}
 
 
 def _read(folder: Path, given: RawConfig, is_embedded: bool) -> tuple[RunConfig, Origin | None]:

@@ -41,7 +41,7 @@ class Chosen:
 
 
 def choose(folder: Path, config: RunConfig) -> Chosen:
-    """The newest scheduled checkpoints if the run averages, else the best one, else the newest.
+    """The newest scheduled checkpoints if the run averages, else the best one if it saves that, else the newest.
 
     Each checkpoint that should be used but cannot be is logged, along with what is used instead.
     """
@@ -95,14 +95,14 @@ def _find_missing(newest: Path, regular: list[Path], count: int, faults: dict[in
 
 
 def _choose_one(newest: Path, config: TrainConfig, expected: Expected, faults: dict[int, str]) -> tuple[str, list[Path]]:
+    if not config.save_best:
+        return "newest", [newest]
     state = fitted(checkpoint.load_state(newest), {"best": {"step": int | None}}, newest / "state.json")
     if (step := state["best"]["step"]) is None:
         return "newest", [newest]
     best = checkpoint.path_of(newest.parent, step)
     if best == newest:
         return "best", [best]
-    if not config.save_best and not config.saves(step):
-        return "newest", [newest]  # a checkpoint of that step, if there is one, was left by a stop
     if best not in checkpoint.steps(newest.parent):
         faults[step] = "missing, and it is the best"
     elif next(_complete_checkpoints([best], expected, faults), None) and checkpoint.is_scheduled(best):

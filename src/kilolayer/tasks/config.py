@@ -200,3 +200,11 @@ def part_of(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """A nested table; an empty one if the value is not a table, which is refused later."""
     part = table.get(name, {})
     return part if isinstance(part, Mapping) else {}
+
+
+def usual_training(table: Mapping[str, Any], training: Table, optimizer: Table, epochs: float, warmup: float) -> Table:
+    """The defaults of [train] for a table: `training`, and those of an optimizer, a length and a warm-up if it sets none."""
+    train = part_of(table, "train")
+    found = training | ({} if "optimizer" in train else optimizer)
+    found |= {} if "steps" in train else {"epochs": epochs}
+    return found | ({} if "warmup_steps" in train else {"warmup_share": warmup})

@@ -12,7 +12,7 @@ from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.config import Shape
 from kilolayer.models.image_input import ImageInput
 from kilolayer.tasks import registry
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of, usual_training
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 from kilolayer.tasks.train_config import TrainConfig
 
@@ -79,14 +79,6 @@ class ImageTaskConfig(RunConfig):
         """Images, and states of each: one per patch, and one of the class token."""
         assert self.model.image is not None
         return UsualBatch(self.images.rows, length or self.model.image.length)
-
-
-def usual_training(table: Mapping[str, Any], training: Table, optimizer: Table, epochs: float, warmup: float) -> Table:
-    """The defaults of [train] for a table: `training`, and those of an optimizer, a length and a warm-up if it sets none."""
-    train = part_of(table, "train")
-    found = training | ({} if "optimizer" in train else optimizer)
-    found |= {} if "steps" in train else {"epochs": epochs}
-    return found | ({} if "warmup_steps" in train else {"warmup_share": warmup})
 
 
 def drawn_defaults(table: Mapping[str, Any], epochs: int, more: Table) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -149,6 +150,15 @@ class TrainConfig:
     trackers: list[str] = field(default_factory=list)
     """Your own classes that receive all metrics, each as module:class: ["my_module:MyTracker"]."""
 
+    @classmethod
+    def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The table; refused if it gives a length twice, or what its optimizer does not read, even with the default value."""
+        given = [name for name, value in table.items() if value not in (None, "none")]
+        _check_lengths(given)
+        if isinstance(optimizer := table.get("optimizer", cls.optimizer), str | Mapping):
+            _check_read(given, optimizers.find(optimizers.chosen(optimizer)[0]))
+        return table
+
     def __post_init__(self) -> None:
         self._complete_warmup()
         check(self)
@@ -203,6 +213,12 @@ class TrainConfig:
         for path in self.trackers:
             if not CLASS_PATH.fullmatch(path):
                 raise OptionError(f"a tracker is {shown(path)}", fix="name its module and class: my_module:MyTracker")
+
+    @property
+    def without_effect(self) -> set[str]:
+        """The options whose values say nothing: another one stands for them, or the optimizer does not read them."""
+        replaced = {"steps": self.epochs, "warmup_steps": self.warmup_share}
+        return _unread(type(self.rule)) | {name for name, other in replaced.items() if other is not None}
 
     def unsharded(self) -> Self:
         """The configuration of one process that holds the whole model."""
@@ -275,21 +291,21 @@ class TrainConfig:
         """Complete the table of an optimizer with options of its own, and reject options that it does not read."""
         rule = self.rule
         values = optimizers.own_options(rule)
-        for name in OF_RULES:
-            if name not in values and getattr(self, name) != getattr(type(self), name):
-                what = f"{name} has no effect on the optimizer {rule.name!r}"
-                raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
+        _check_read([name for name in OF_RULES if getattr(self, name) != getattr(type(self), name)], type(rule))
+        if self.stop_when_dead and rule.lacks_health:
+            raise UnusedOptionError(
+                f"stop_when_dead has no effect on the optimizer {rule.name!r}, which keeps no running mean of the gradient",
+                fix="remove it",
+                unused="stop_when_dead",
+                beside=("optimizer",),
+            )
         own = {name: value for name, value in values.items() if name not in OF_RULES and value is not None}
         name, _ = optimizers.chosen(self.optimizer)
         object.__setattr__(self, "optimizer", {"name": name, **own} if own else name)
 
     def _check_length(self) -> None:
-        given = {"steps": self.steps != type(self).steps, "warmup_steps": bool(self.warmup_steps)}
-        for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
-            if getattr(self, name) is not None and given[other]:
-                raise UnusedOptionError(
-                    f"{name} and {other} are both given", fix="remove one of them", unused=other, beside=(name,), either=True
-                )
+        usual = {"epochs": None, "steps": type(self).steps, "warmup_share": None, "warmup_steps": 0}
+        _check_lengths([name for name, value in usual.items() if getattr(self, name) != value])
 
     def _check_schedule(self) -> None:
         if self.schedule == "warmup_stable_decay":
@@ -310,3 +326,24 @@ class TrainConfig:
     def _unused_in_schedule(self, name: str) -> UnusedOptionError:
         what = f"{name} has no effect on the schedule {self.schedule!r}"
         return UnusedOptionError(what, fix="remove it", unused=name, beside=("schedule",))
+
+
+def _check_lengths(given: Collection[str]) -> None:
+    """Raise if the length of the run or of the warm-up is given in two ways."""
+    for name, other in (("epochs", "steps"), ("warmup_share", "warmup_steps")):
+        if name in given and other in given:
+            raise UnusedOptionError(
+                f"{name} and {other} are both given", fix="remove one of them", unused=other, beside=(name,), either=True
+            )
+
+
+def _check_read(given: Collection[str], rule: type[UpdateRule]) -> None:
+    """Raise if an option that only some optimizers read is given with one that does not."""
+    for name in OF_RULES:
+        if name in given and name in _unread(rule):
+            what = f"{name} has no effect on the optimizer {rule.name!r}"
+            raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
+
+
+def _unread(rule: type[UpdateRule]) -> set[str]:
+    return {*OF_RULES} - {each.name for each in dataclasses.fields(rule)}

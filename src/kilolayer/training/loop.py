@@ -218,7 +218,10 @@ def _loop(trainer: Trainer, metrics: Metrics, progress: Progress, stop: Stop, sa
 def _check_stacks(trainer: Trainer, metrics: Metrics, progress: Progress) -> None:
     """Write how much gradient reaches the first layers of each stack, and say which ones fade; end the run if it is to."""
     step, watch = trainer.step, trainer.watch
-    checks = watch.check(step)
+    was_blind, checks = watch.is_blind, watch.check(step)
+    if watch.is_blind and not was_blind and trainer.config.stop_when_dead:
+        title = trainer.optimizer.rule.title
+        progress.say(f"step {step}: train.stop_when_dead has no effect: {title} keeps no running mean of the gradient")
     if not checks:
         return
     metrics.write("stacks", step, **{side: check.row() for side, check in checks.items()})
@@ -326,6 +329,7 @@ def _save(trainer: Trainer, saver: Saver, scheduled: bool = True) -> None:
         if trainer.processes.first or trainer.placement.mesh is not None:
             progress = {"scheduled": scheduled, "regular_before": trainer.regular}
             given = state_with(trainer.run.config, trainer.task.held_out())
-            saver.save(replace(state, state=state.state | progress | given), trainer.best.step)
+            best = trainer.best.step if trainer.config.save_best else None
+            saver.save(replace(state, state=state.state | progress | given), best)
         trainer.saved = trainer.step, scheduled
         trainer.regular = trainer.step if scheduled else trainer.regular

@@ -25,7 +25,10 @@ class DyingStackError(KilolayerError):
 
 
 class StackWatch:
-    """Checks the stacks of a run a hundred times, at least ten steps apart. fading: how far each has faded."""
+    """Checks the stacks of a run a hundred times, at least ten steps apart.
+
+    fading: how far each has faded. is_blind: whether the optimizer turned out to keep no running gradients.
+    """
 
     def __init__(self, model: Trainable, optimizer: Optimizer, config: TrainConfig) -> None:
         self.optimizer, self.config = optimizer, config
@@ -33,6 +36,7 @@ class StackWatch:
         self.columns = columns_of(model, optimizer)
         self.every = max(LEAST_DISTANCE, config.steps // 100)
         self.fading = {side: Fading() for side in self.depths}
+        self.is_blind = False
 
     def check(self, step: int) -> dict[str, StackCheck]:
         """The checks of this step, by stack; empty if none is due. Must be called on all processes."""
@@ -71,7 +75,11 @@ class StackWatch:
     @torch.no_grad()
     def measure(self, step: int) -> dict[str, StackCheck]:
         """A check of each stack from the running gradients; empty before these are meaningful, or without any."""
-        if not self.depths or int(self.optimizer.taken) < LEAST_UPDATES or (health := self.optimizer.health()) is None:
+        if not self.depths or int(self.optimizer.taken) < LEAST_UPDATES:
+            return {}
+        health = self.optimizer.health()
+        self.is_blind = health is None
+        if health is None:
             return {}
         layers = sum(self.depths.values())
         squares, moves = (torch.zeros(layers + 1, dtype=torch.float64, device=self.optimizer.device) for _ in range(2))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kilolayer.errors import InputError
+from kilolayer.models.model import Model
 from kilolayer.models.shards import group_in_step
 from kilolayer.models.trainable import StepSums, Trainable
 from kilolayer.moe.clip import clipping_norm
@@ -85,6 +86,7 @@ class Stepper:
         self.share = torch.zeros((), dtype=torch.float64, device=device)  # 1 / labels of the step
         self.scale = torch.ones((), dtype=torch.float64, device=device)  # loss scale
         self.measured = torch.zeros(5, dtype=torch.float64, device=device)
+        self.buffers: list[tuple[nn.Module, str, Tensor, Tensor]] = []  # with their values before the step
         self.meter, self.measures = Meter(model, optimizer), False
         self.can_restart, self.together = True, group_in_step(model) is not None
         self.form, self.recorder = runtime.training_form(model, device, say, eager=config.eager, recompute=config.recompute)
@@ -103,6 +105,7 @@ class Stepper:
         self.optimizer.lr.fill_(lr)
         self.share.fill_(1 / tokens)
         self.scale.fill_(self.guard.scale)
+        self._keep_buffers()
         self.measures, self.can_restart = norms is not None, True
         items = self._work_items([self._parts(batch) for batch in batches])
         self.recorder.run(items, gradients=True, restart=self.restart, around_capture=self._around_capture)
@@ -110,7 +113,21 @@ class Stepper:
             self.meter.read(norms, len(batches) * self.processes.size, self.guard.scale, self.processes)
         loss, nll, norm, dense, expert = self.measured.tolist()
         fault = next((name for name, value in (("the loss", loss), ("the gradient", norm)) if not math.isfinite(value)), None)
+        if fault is not None:
+            self._restore_buffers()
         return StepResult(loss, nll, tokens, norm, dense, expert, 0 < self.config.clip_norm < norm, fault)
+
+    def _keep_buffers(self) -> None:
+        """Keep what the forward pass of a task's own model may change, such as the running means of a BatchNorm."""
+        if not isinstance(self.model, Model):
+            each = ((module, *named) for module in self.model.modules() for named in module.named_buffers(recurse=False))
+            self.buffers = [(module, name, buffer, buffer.clone()) for module, name, buffer in each]
+
+    @torch.no_grad()
+    def _restore_buffers(self) -> None:
+        """Undo what forward passes have changed since the step began."""
+        for module, name, buffer, before in self.buffers:
+            setattr(module, name, buffer.copy_(before))
 
     def _parts(self, batch: Batch) -> Parts:
         """What the loss is given: the batch's parts, or what the task makes of them on the device."""
@@ -199,6 +216,7 @@ class Stepper:
             return False
         self.optimizer.clear()
         self.totals.zero_()
+        self._restore_buffers()
         self.meter.reset()
         for each in self.sums:
             each.discard_step()

@@ -12,20 +12,15 @@ from kilolayer.data.tokenizer import TokenizerConfig
 from kilolayer.data.vocabulary import ByteVocabulary
 from kilolayer.errors import InputError
 from kilolayer.models.config import Shape
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of, usual_training
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, OTHER_TOKENS, ResumeRules
 from kilolayer.tasks.text_vocabulary import exact_vocabulary, vocabulary_faults
 from kilolayer.terminal import counted
 
 # Usual for BERT-like models: learning rates of 1e-5 to 3e-5, 6% warm-up, then linear decay to 0, weight decay 0.1.
 # The number of epochs and the learning rate from scratch are our choice.
-FINE_TUNING: Table = {
-    "optimizer": "adamw",
-    "schedule": "linear",
-    "weight_decay": 0.1,
-    "label_smoothing": 0.0,
-    "valid_sentences": 10**9,
-}
+OPTIMIZER: Table = {"optimizer": "adamw", "weight_decay": 0.1}
+FINE_TUNING: Table = {"schedule": "linear", "label_smoothing": 0.0, "valid_sentences": 10**9}
 OF_TOKENS = ("tie_embeddings", "output_transform", "output_bias", "first_predicted", "pad_id")
 LR, LR_FROM_SCRATCH, EPOCHS, WARMUP = 3e-5, 3e-4, 5, 0.06
 
@@ -57,11 +52,9 @@ class ClassifyConfig(RunConfig):
 
     @classmethod
     def defaults(cls, table: Mapping[str, Any]) -> Table:
-        train = part_of(table, "train")
-        started = train.get("start_from", "none") != "none"
-        own = {**FINE_TUNING, "lr": LR if started else LR_FROM_SCRATCH}
-        own |= {} if "steps" in train else {"epochs": EPOCHS}
-        own |= {} if "warmup_steps" in train else {"warmup_share": WARMUP}
+        started = part_of(table, "train").get("start_from", "none") != "none"
+        training = {**FINE_TUNING, "lr": LR if started else LR_FROM_SCRATCH}
+        own = usual_training(table, training, OPTIMIZER, EPOCHS, WARMUP)
         return merge({"model": {"head": {}}, "train": own}, exact_vocabulary(table))
 
     def faults(self) -> Iterator[Fault]:

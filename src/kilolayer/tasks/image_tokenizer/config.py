@@ -10,8 +10,8 @@ from kilolayer.config import Table
 from kilolayer.data.augment import AugmentConfig
 from kilolayer.data.images import ImagesConfig, height_and_width
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
-from kilolayer.tasks.image_config import IMAGE_RESUME, form_of, source_faults, unlabelled_faults, usual_training
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of, usual_training
+from kilolayer.tasks.image_config import IMAGE_RESUME, form_of, source_faults, unlabelled_faults
 from kilolayer.tasks.resume_rules import ResumeRules
 
 TRAINING: Table = {"schedule": "cosine", "lr": 1e-3, "clip_norm": 1.0, "label_smoothing": 0.0, "valid_sentences": 10**9}

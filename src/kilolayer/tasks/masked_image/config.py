@@ -15,7 +15,7 @@ from kilolayer.data.images import ImagesConfig
 from kilolayer.errors import InputError, KilolayerError
 from kilolayer.models.config import Shape
 from kilolayer.models.image_tokenizer_config import ImageTokenizerConfig
-from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of
+from kilolayer.tasks.config import Fault, RunConfig, UsualBatch, part_of, usual_training
 from kilolayer.tasks.image_config import (
     IMAGE_RESUME,
     drawn_defaults,
@@ -23,7 +23,6 @@ from kilolayer.tasks.image_config import (
     input_fault,
     source_faults,
     unlabelled_faults,
-    usual_training,
 )
 from kilolayer.tasks.resume_rules import OTHER_BATCHES, ResumeRules
 
