@@ -152,11 +152,8 @@ class TrainConfig:
 
     @classmethod
     def complete(cls, table: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The table; refused if it gives a length twice, or what its optimizer does not read, even with the default value."""
-        given = [name for name, value in table.items() if value not in (None, "none")]
-        _check_lengths(given)
-        if isinstance(optimizer := table.get("optimizer", cls.optimizer), str | Mapping):
-            _check_read(given, optimizers.find(optimizers.chosen(optimizer)[0]))
+        """The table; refused if it gives a length twice, even with the default value."""
+        _check_lengths([name for name, value in table.items() if value not in (None, "none")])
         return table
 
     def __post_init__(self) -> None:
@@ -216,9 +213,9 @@ class TrainConfig:
 
     @property
     def without_effect(self) -> set[str]:
-        """The options whose values say nothing: another one stands for them, or the optimizer does not read them."""
+        """The options whose values say nothing, because another one stands for them."""
         replaced = {"steps": self.epochs, "warmup_steps": self.warmup_share}
-        return _unread(type(self.rule)) | {name for name, other in replaced.items() if other is not None}
+        return {name for name, other in replaced.items() if other is not None}
 
     def unsharded(self) -> Self:
         """The configuration of one process that holds the whole model."""
@@ -291,7 +288,10 @@ class TrainConfig:
         """Complete the table of an optimizer with options of its own, and reject options that it does not read."""
         rule = self.rule
         values = optimizers.own_options(rule)
-        _check_read([name for name in OF_RULES if getattr(self, name) != getattr(type(self), name)], type(rule))
+        for name in OF_RULES:
+            if name not in values and getattr(self, name) != getattr(type(self), name):
+                what = f"{name} has no effect on the optimizer {rule.name!r}"
+                raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
         if self.stop_when_dead and rule.lacks_health:
             raise UnusedOptionError(
                 f"stop_when_dead has no effect on the optimizer {rule.name!r}, which keeps no running mean of the gradient",
@@ -335,15 +335,3 @@ def _check_lengths(given: Collection[str]) -> None:
             raise UnusedOptionError(
                 f"{name} and {other} are both given", fix="remove one of them", unused=other, beside=(name,), either=True
             )
-
-
-def _check_read(given: Collection[str], rule: type[UpdateRule]) -> None:
-    """Raise if an option that only some optimizers read is given with one that does not."""
-    for name in OF_RULES:
-        if name in given and name in _unread(rule):
-            what = f"{name} has no effect on the optimizer {rule.name!r}"
-            raise UnusedOptionError(what, fix="remove it", unused=name, beside=("optimizer",))
-
-
-def _unread(rule: type[UpdateRule]) -> set[str]:
-    return {*OF_RULES} - {each.name for each in dataclasses.fields(rule)}
