@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import kilolayer as kl
 from kilolayer.errors import InputError
@@ -138,6 +139,85 @@ def test_what_is_not_known_is_refused(build: Any, words: str) -> None:
     with pytest.raises(InputError) as raised:
         kl.adapt(build(), "deepnorm")
     assert words in str(raised.value)
+
+
+def encoder_layer(width: int = 16, **options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64, **options)
+
+
+class Block(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.layer(states)
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower = nn.ModuleList(encoder_layer() for _ in range(4))
+        self.upper = nn.ModuleList(encoder_layer() for _ in range(8))
+
+
+def repeated(*layers: nn.Module, times: int) -> nn.Module:
+    return nn.Sequential(*layers * times)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: nn.ModuleDict({"layers": nn.ModuleList([encoder_layer()] * 12)}), "layers.0 and layers.1 are one layer"),
+        (lambda: repeated(encoder_layer(), encoder_layer(), times=3), "0 and 2 are one layer"),
+        (lambda: repeated(Block(encoder_layer()), times=3), "0.layer and 1.layer are one layer"),
+    ],
+)
+def test_a_layer_that_is_used_at_several_places_is_refused(build: Any, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        kl.adapt(build(), "deepnorm")
+    assert words in str(raised.value)
+
+
+def test_a_second_name_of_the_layers_is_no_second_use() -> None:
+    model = nn.ModuleDict({"bert": bert()})
+    model["all"] = model["bert"].encoder.layer  # pyright: ignore
+    model["last"] = model["bert"].encoder.layer[-1]  # pyright: ignore
+    assert kl.adapt(model, "deepnorm").depths.encoder == 2
+
+
+def test_layers_in_blocks_and_wrappers_are_one_stack() -> None:
+    plain = nn.Sequential(*(encoder_layer() for _ in range(6)))
+    blocks = nn.Sequential(*(Block(copy.deepcopy(layer)) for layer in plain))
+    mixed = nn.Sequential(*(checkpoint_wrapper(each) if index % 2 else each for index, each in enumerate(copy.deepcopy(plain))))
+    expected = kl.adapt(plain, "deepnorm", start=False)
+    for model in (blocks, mixed):
+        report = kl.adapt(model, "deepnorm", start=False)
+        assert report.constants == expected.constants
+        assert report.sublayers == {"encoder": 12}
+        torch.testing.assert_close(model(STATES), plain(STATES), rtol=0, atol=1e-12)
+    mixed(STATES).sum().backward()
+    compiled: Any = [torch.compile(encoder_layer(), backend="eager") for _ in range(6)]
+    assert kl.adapt(nn.ModuleList(compiled), "deepnorm").constants == expected.constants
+
+
+def test_lists_that_may_follow_each_other_are_not_advised_to_be_adapted_one_by_one() -> None:
+    with pytest.raises(InputError, match="2 encoders: lower, upper") as raised:
+        kl.adapt(Halves(), "deepnorm")
+    assert "depend on the whole depth" in raised.value.fix
+    with pytest.raises(InputError, match=r"2 encoders: 0\.layers, 1\.layers"):
+        kl.adapt(nn.ModuleList([torch_encoder(), torch_encoder()]), "deepnorm")
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "words"),
+    [
+        ({"norm_first": True}, {"norm_first": False}, "some layers of Sequential are Pre-LN and others Post-LN"),
+    ],
+)
+def test_layers_that_do_not_suit_each_other_are_refused(options: Any, others: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        kl.adapt(nn.Sequential(encoder_layer(**options), encoder_layer(**others)), "deepnorm")
 
 
 def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:
