@@ -213,11 +213,95 @@ def test_lists_that_may_follow_each_other_are_not_advised_to_be_adapted_one_by_o
     ("options", "others", "words"),
     [
         ({"norm_first": True}, {"norm_first": False}, "some layers of Sequential are Pre-LN and others Post-LN"),
+        ({"width": 16}, {"width": 32}, "different widths: 16, 32"),
     ],
 )
 def test_layers_that_do_not_suit_each_other_are_refused(options: Any, others: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         kl.adapt(nn.Sequential(encoder_layer(**options), encoder_layer(**others)), "deepnorm")
+
+
+def with_weight_norm(model: Any) -> Any:
+    nn.utils.parametrizations.weight_norm(model.layers[1].linear1)
+    return model
+
+
+def with_older_weight_norm(model: Any) -> Any:
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(model.layers[1].linear1)
+    return model
+
+
+class LowRank(nn.Linear):
+    """A matrix with an adapter beside it."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, dtype=plain.weight.dtype)
+        self.load_state_dict(plain.state_dict())
+        self.down = nn.Linear(plain.in_features, 2, bias=False, dtype=plain.weight.dtype)
+        self.up = nn.Linear(2, plain.out_features, bias=False, dtype=plain.weight.dtype)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states) + self.up(self.down(states))
+
+
+def with_adapter(model: Any) -> Any:
+    model.layers[1].linear2 = LowRank(model.layers[1].linear2)
+    return model
+
+
+def with_shared_weight(model: Any) -> Any:
+    model.layers[1].linear1.weight = model.layers[0].linear1.weight
+    return model
+
+
+def quantized(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+COMPUTED = [
+    (with_weight_norm, "layers.1.linear1", "remove_parametrizations"),
+    (with_older_weight_norm, "layers.1.linear1", "weight_g, weight_v"),
+    (with_adapter, "layers.1.linear2", "down.weight, up.weight"),
+    (with_shared_weight, "layers.0.linear1 and layers.1.linear1", "have one weight"),
+]
+
+
+@pytest.mark.parametrize("start", [None, False])
+@pytest.mark.parametrize(("change", "where", "words"), COMPUTED)
+def test_weights_that_are_not_plain_parameters_are_refused_and_left_as_they_are(
+    change: Any, where: str, words: str, start: bool | None
+) -> None:
+    model = change(torch_encoder())
+    states = run(model)[0]
+    with pytest.raises(InputError) as raised:
+        kl.adapt(model, "deepnorm", start=start)
+    assert where in str(raised.value)
+    assert words in str(raised.value)
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("change", "where", "words"), COMPUTED[:3])
+def test_bake_refuses_weights_that_are_not_plain_parameters(change: Any, where: str, words: str) -> None:
+    model = torch_encoder()
+    kl.adapt(model, "deepnorm", seed=1)
+    model = change(model)
+    states = run(model)[0]
+    with pytest.raises(InputError, match=where):
+        kl.bake(model)
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantized_weights_and_attention_over_another_width_are_refused_with_what_to_do() -> None:
+    with pytest.raises(InputError, match="before it was quantized"):
+        kl.adapt(quantized(bert().float()), "deepnorm", start=False)
+    model: Any = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32), 2)
+    model.layers[0].multihead_attn = nn.MultiheadAttention(16, 2, kdim=24, vdim=24)
+    with pytest.raises(InputError, match="leave kdim and vdim out"):
+        kl.adapt(model, "deepnorm")
+    model.layers[0].multihead_attn = nn.MultiheadAttention(16, 2, add_bias_kv=True)
+    kl.adapt(model, "deepnorm")
 
 
 def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:

@@ -16,6 +16,7 @@ from kilolayer.models.adapt.fit import Obstacle, obstacle
 from kilolayer.models.adapt.pretrained import SavePretrained, has_lost_weights, was_loaded
 from kilolayer.models.adapt.stacks import ForeignModel, ForeignStack, find
 from kilolayer.models.adapt.sublayers import ForeignSublayer
+from kilolayer.models.adapt.weights import check_weights
 from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, norm_spec
 from kilolayer.recipes.role import Role
 
@@ -69,6 +70,7 @@ def adapt(
     recipe = recipes.parse(recipe)
     found = find(model)
     _check(model, found, start)
+    check_weights(model, found)
     check_fit(found, recipe)
     if start or start is None:
         seed = draw_seed() if seed is None else seed

@@ -22,6 +22,7 @@ from kilolayer.models.adapt.applied import additions_of
 from kilolayer.models.adapt.pretrained import forget_entry
 from kilolayer.models.adapt.stacks import ForeignStack, find
 from kilolayer.models.adapt.sublayers import ForeignSublayer, eps_name
+from kilolayer.models.adapt.weights import check_weights
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,12 @@ def bake(model: nn.Module) -> Baked:
     The result is a plain model of its own library, to run, save and share. Training it further differs from training with the
     recipe, because the weights are scaled. Norms inside the sublayers have no plain form; with them it raises an error.
     """
-    stacks = find(model).stacks
+    found = find(model)
+    stacks = found.stacks
     parts = [[*additions_of(stack)] for stack in stacks]
     if not any(parts):
         raise InputError("this model has no recipe", fix="kl.bake takes a model that kl.adapt has changed")
+    check_weights(model, found)
     for stack, own in zip(stacks, parts, strict=True):
         _check(stack, own)
     names = {module: name for name, module in model.named_modules()}

@@ -35,7 +35,8 @@ class Layout:
 
 
 def _torch_attention(kind: Kind, attention: nn.MultiheadAttention, norm: nn.Module) -> ForeignSublayer:
-    fused = {"weight": "in_proj_weight", "bias": "in_proj_bias", "parts": 3}
+    others = ("bias_k", "bias_v", "out_proj.weight", "out_proj.bias")
+    fused: dict[str, Any] = {"weight": "in_proj_weight", "bias": "in_proj_bias", "parts": 3, "others": others}
     reads = kind is SELF
     matrices = (
         Matrix(attention, Role.QUERY_KEY, part=0, **fused),
