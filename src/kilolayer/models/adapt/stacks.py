@@ -13,6 +13,7 @@ from torch import nn
 from kilolayer.errors import InputError, shown
 from kilolayer.models.adapt.layouts import KNOWN, Layout, layout_of
 from kilolayer.models.adapt.sublayers import ForeignSublayer
+from kilolayer.models.sharded import plain_class
 from kilolayer.recipes.base import Depths, Kind, Side
 
 NUMBERED = re.compile(r"(?:(?P<list>.*)\.)?\d+(?P<rest>(?:\.[^\d.][^.]*)*)")
@@ -27,7 +28,7 @@ class ForeignStack:
 
     name: of the list in the model that holds them, or the blocks around them.
     holder: the module that owns that list.
-    embedding_norm: the norm directly below the first layer, if the class has one.
+    embedding_norm: the norm whose output enters the first layer, if there is one.
     """
 
     name: str
@@ -147,15 +148,20 @@ def _stack(model: nn.Module, name: str, layers: list[nn.Module]) -> ForeignStack
     holder = model.get_submodule(_parent(name))
     if any(layout_of(layer) is not layout for layer in layers) or len(sides) > 1:
         raise InputError(f"the layers of {name} are of several kinds", fix="adapt stacks of one kind of layer")
-    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, _embedding_norm(model, layout))
+    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, _embedding_norm(model, name, layout))
 
 
-def _embedding_norm(model: nn.Module, layout: Layout) -> nn.Module | None:
-    if layout.embedding_norm is None:
+def _embedding_norm(model: nn.Module, name: str, layout: Layout) -> nn.Module | None:
+    """The norm on the embeddings if its output enters the first layer of the list `name` directly."""
+    known = layout.embedding_norm
+    if known is None or not f".{name}".endswith(f".{known.layers}"):
         return None
-    owner, attribute = layout.embedding_norm
-    found = [module for module in model.modules() if type(module).__name__ == owner]
-    return getattr(found[0], attribute) if len(found) == 1 else None
+    around = model.get_submodule(name.removesuffix(known.layers).removesuffix("."))
+    for path, expected in known.classes.items():
+        cls = plain_class(around.get_submodule(path))
+        if cls.__name__ != expected or not cls.__module__.startswith("transformers.models."):
+            return None
+    return around.get_submodule(known.norm)
 
 
 def _title(model: nn.Module, stacks: tuple[ForeignStack, ...]) -> str:
