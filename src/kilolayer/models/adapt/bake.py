@@ -19,7 +19,7 @@ from kilolayer.errors import FoldError, InputError
 from kilolayer.layers.scale import LearnedScale, factor_of
 from kilolayer.models.adapt.additions import Additions, attribute
 from kilolayer.models.adapt.applied import additions_of
-from kilolayer.models.adapt.pretrained import forget_entry
+from kilolayer.models.adapt.pretrained import detach_save
 from kilolayer.models.adapt.stacks import ForeignStack, find
 from kilolayer.models.adapt.sublayers import ForeignSublayer, eps_name
 from kilolayer.models.adapt.weights import check_weights
@@ -73,8 +73,7 @@ def bake(model: nn.Module) -> Baked:
                 setattr(sublayer.norm, eps_name(sublayer.norm), eps)
                 own_eps[names[sublayer.norm]] = eps
             before = sublayer.norm
-    model.__dict__.pop("save_pretrained", None)
-    forget_entry(model)
+    detach_save(model)
     return Baked(sum(map(len, parts)), own_eps)
 
 
