@@ -178,6 +178,31 @@ def test_a_norm_of_embeddings_that_the_layers_do_not_read_directly_is_left_as_it
     torch.testing.assert_close(model(ids), states, rtol=0, atol=1e-11)
 
 
+class Block(nn.Module):
+    """A layer after a convolution."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.mix = layer, nn.Conv1d(16, 16, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(states + self.mix(states.mT).mT, *args, **kwargs)
+
+
+def test_what_blocks_compute_between_layers_stays_the_same() -> None:
+    model = bert().eval()
+    model.encoder.layer = nn.ModuleList(map(Block, model.encoder.layer))
+    learned = copy.deepcopy(model)
+    kl.adapt(model, "deepnorm", seed=1)
+    spread(model)
+    states = run(model)[0]
+    assert len(kl.bake(model).own_eps) == 2
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=1e-11)
+    kl.adapt(learned, TRAINED, seed=1)
+    with pytest.raises(FoldError, match="no norm before it"):
+        kl.bake(learned)
+
+
 def test_the_states_between_the_layers_are_alpha_times_larger() -> None:
     model = bert().eval()
     alpha = kl.adapt(model, "deepnorm", seed=1).constants["encoder"].alpha

@@ -28,6 +28,7 @@ class ForeignStack:
 
     name: of the list in the model that holds them, or the blocks around them.
     holder: the module that owns that list.
+    in_blocks: whether that list holds blocks around the layers, which may compute something between them.
     embedding_norm: the norm whose output enters the first layer, if there is one.
     """
 
@@ -36,6 +37,7 @@ class ForeignStack:
     side: Side
     layers: tuple[nn.Module, ...]
     holder: nn.Module
+    in_blocks: bool
     embedding_norm: nn.Module | None
 
     @property
@@ -101,7 +103,7 @@ def find(model: nn.Module) -> ForeignModel:
 def stacks_of(model: nn.Module) -> tuple[ForeignStack, ...]:
     """Every stack of layers of a known class in `model`, however many there are."""
     lists = _lists({name: module for name, module in model.named_modules() if layout_of(module) is not None})
-    return tuple(_stack(model, name, list(layers.values())) for (name, _), layers in lists.items())
+    return tuple(_stack(model, name, list(layers.values()), bool(inner)) for (name, inner), layers in lists.items())
 
 
 def check_depth(layers: int, most: int) -> None:
@@ -142,13 +144,14 @@ def _check_uses(model: nn.Module, stacks: tuple[ForeignStack, ...]) -> None:
                 )
 
 
-def _stack(model: nn.Module, name: str, layers: list[nn.Module]) -> ForeignStack:
+def _stack(model: nn.Module, name: str, layers: list[nn.Module], in_blocks: bool) -> ForeignStack:
     layout: Any = layout_of(layers[0])
     sides = {layout.side(layer) for layer in layers}
     holder = model.get_submodule(_parent(name))
     if any(layout_of(layer) is not layout for layer in layers) or len(sides) > 1:
         raise InputError(f"the layers of {name} are of several kinds", fix="adapt stacks of one kind of layer")
-    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, _embedding_norm(model, name, layout))
+    embedding_norm = None if in_blocks else _embedding_norm(model, name, layout)
+    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, in_blocks, embedding_norm)
 
 
 def _embedding_norm(model: nn.Module, name: str, layout: Layout) -> nn.Module | None:
