@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import kilolayer as kl
 from kilolayer.errors import InputError
@@ -138,6 +139,169 @@ def test_what_is_not_known_is_refused(build: Any, words: str) -> None:
     with pytest.raises(InputError) as raised:
         kl.adapt(build(), "deepnorm")
     assert words in str(raised.value)
+
+
+def encoder_layer(width: int = 16, **options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(width, 2, 32, dropout=0.0, batch_first=True, dtype=torch.float64, **options)
+
+
+class Block(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return self.layer(states)
+
+
+class Halves(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lower = nn.ModuleList(encoder_layer() for _ in range(4))
+        self.upper = nn.ModuleList(encoder_layer() for _ in range(8))
+
+
+def repeated(*layers: nn.Module, times: int) -> nn.Module:
+    return nn.Sequential(*layers * times)
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: nn.ModuleDict({"layers": nn.ModuleList([encoder_layer()] * 12)}), "layers.0 and layers.1 are one layer"),
+        (lambda: repeated(encoder_layer(), encoder_layer(), times=3), "0 and 2 are one layer"),
+        (lambda: repeated(Block(encoder_layer()), times=3), "0.layer and 1.layer are one layer"),
+    ],
+)
+def test_a_layer_that_is_used_at_several_places_is_refused(build: Any, words: str) -> None:
+    with pytest.raises(InputError) as raised:
+        kl.adapt(build(), "deepnorm")
+    assert words in str(raised.value)
+
+
+def test_a_second_name_of_the_layers_is_no_second_use() -> None:
+    model = nn.ModuleDict({"bert": bert()})
+    model["all"] = model["bert"].encoder.layer  # pyright: ignore
+    model["last"] = model["bert"].encoder.layer[-1]  # pyright: ignore
+    assert kl.adapt(model, "deepnorm").depths.encoder == 2
+
+
+def test_layers_in_blocks_and_wrappers_are_one_stack() -> None:
+    plain = nn.Sequential(*(encoder_layer() for _ in range(6)))
+    blocks = nn.Sequential(*(Block(copy.deepcopy(layer)) for layer in plain))
+    mixed = nn.Sequential(*(checkpoint_wrapper(each) if index % 2 else each for index, each in enumerate(copy.deepcopy(plain))))
+    expected = kl.adapt(plain, "deepnorm", start=False)
+    for model in (blocks, mixed):
+        report = kl.adapt(model, "deepnorm", start=False)
+        assert report.constants == expected.constants
+        assert report.sublayers == {"encoder": 12}
+        torch.testing.assert_close(model(STATES), plain(STATES), rtol=0, atol=1e-12)
+    mixed(STATES).sum().backward()
+    compiled: Any = [torch.compile(encoder_layer(), backend="eager") for _ in range(6)]
+    assert kl.adapt(nn.ModuleList(compiled), "deepnorm").constants == expected.constants
+
+
+def test_lists_that_may_follow_each_other_are_not_advised_to_be_adapted_one_by_one() -> None:
+    with pytest.raises(InputError, match="2 encoders: lower, upper") as raised:
+        kl.adapt(Halves(), "deepnorm")
+    assert "depend on the whole depth" in raised.value.fix
+    with pytest.raises(InputError, match=r"2 encoders: 0\.layers, 1\.layers"):
+        kl.adapt(nn.ModuleList([torch_encoder(), torch_encoder()]), "deepnorm")
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "words"),
+    [
+        ({"norm_first": True}, {"norm_first": False}, "some layers of Sequential are Pre-LN and others Post-LN"),
+        ({"width": 16}, {"width": 32}, "different widths: 16, 32"),
+    ],
+)
+def test_layers_that_do_not_suit_each_other_are_refused(options: Any, others: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        kl.adapt(nn.Sequential(encoder_layer(**options), encoder_layer(**others)), "deepnorm")
+
+
+def with_weight_norm(model: Any) -> Any:
+    nn.utils.parametrizations.weight_norm(model.layers[1].linear1)
+    return model
+
+
+def with_older_weight_norm(model: Any) -> Any:
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(model.layers[1].linear1)
+    return model
+
+
+class LowRank(nn.Linear):
+    """A matrix with an adapter beside it."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__(plain.in_features, plain.out_features, dtype=plain.weight.dtype)
+        self.load_state_dict(plain.state_dict())
+        self.down = nn.Linear(plain.in_features, 2, bias=False, dtype=plain.weight.dtype)
+        self.up = nn.Linear(2, plain.out_features, bias=False, dtype=plain.weight.dtype)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return super().forward(states) + self.up(self.down(states))
+
+
+def with_adapter(model: Any) -> Any:
+    model.layers[1].linear2 = LowRank(model.layers[1].linear2)
+    return model
+
+
+def with_shared_weight(model: Any) -> Any:
+    model.layers[1].linear1.weight = model.layers[0].linear1.weight
+    return model
+
+
+def quantized(model: Any) -> Any:
+    return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+COMPUTED = [
+    (with_weight_norm, "layers.1.linear1", "remove_parametrizations"),
+    (with_older_weight_norm, "layers.1.linear1", "weight_g, weight_v"),
+    (with_adapter, "layers.1.linear2", "down.weight, up.weight"),
+    (with_shared_weight, "layers.0.linear1 and layers.1.linear1", "have one weight"),
+]
+
+
+@pytest.mark.parametrize("start", [None, False])
+@pytest.mark.parametrize(("change", "where", "words"), COMPUTED)
+def test_weights_that_are_not_plain_parameters_are_refused_and_left_as_they_are(
+    change: Any, where: str, words: str, start: bool | None
+) -> None:
+    model = change(torch_encoder())
+    states = run(model)[0]
+    with pytest.raises(InputError) as raised:
+        kl.adapt(model, "deepnorm", start=start)
+    assert where in str(raised.value)
+    assert words in str(raised.value)
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("change", "where", "words"), COMPUTED[:3])
+def test_bake_refuses_weights_that_are_not_plain_parameters(change: Any, where: str, words: str) -> None:
+    model = torch_encoder()
+    kl.adapt(model, "deepnorm", seed=1)
+    model = change(model)
+    states = run(model)[0]
+    with pytest.raises(InputError, match=where):
+        kl.bake(model)
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_quantized_weights_and_attention_over_another_width_are_refused_with_what_to_do() -> None:
+    with pytest.raises(InputError, match="before it was quantized"):
+        kl.adapt(quantized(bert().float()), "deepnorm", start=False)
+    model: Any = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32), 2)
+    model.layers[0].multihead_attn = nn.MultiheadAttention(16, 2, kdim=24, vdim=24)
+    with pytest.raises(InputError, match="leave kdim and vdim out"):
+        kl.adapt(model, "deepnorm")
+    model.layers[0].multihead_attn = nn.MultiheadAttention(16, 2, add_bias_kv=True)
+    kl.adapt(model, "deepnorm")
 
 
 def test_a_layer_with_a_forward_of_its_own_is_not_known() -> None:

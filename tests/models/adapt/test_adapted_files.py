@@ -100,6 +100,50 @@ def test_a_recipe_that_only_starts_the_weights_gives_no_warning(
     assert torch.equal(run(theirs)[0], run(model)[0])
 
 
+PARTS = [
+    (lambda: bert("BertForMaskedLM"), "bert", "deepnorm"),
+    (lambda: vit("ViTForImageClassification"), "vit", "layer_scale"),
+    (lambda: marian("MarianMTModel"), "model", "deepnorm"),
+]
+
+
+@pytest.mark.parametrize(("build", "part", "recipe"), PARTS)
+def test_a_part_with_all_layers_is_saved_with_the_recipe(
+    build: Callable[[], Any], part: str, recipe: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = adapted(build(), recipe)
+    inner = model.get_submodule(part)
+    inner.save_pretrained(tmp_path / "theirs")
+    assert "load it with kl.load_model" in caplog.text
+    assert_same(kl.load_model(tmp_path / "theirs"), inner)
+    assert_same(kl.load_model(kl.save(inner, tmp_path / "ours")), inner)
+    around = nn.ModuleList([build()])
+    kl.adapt(around, recipe)
+    around[0].save_pretrained(tmp_path / "inside")  # pyright: ignore
+    assert type(kl.load_model(tmp_path / "inside")) is type(model)
+
+
+def test_one_of_two_stacks_is_saved_without_the_recipe_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    adapted(t5(), "pre_ln").encoder.save_pretrained(tmp_path)
+    assert not caplog.text
+    model = adapted(t5(), "sub_ln")
+    model.encoder.save_pretrained(tmp_path)
+    assert "T5Stack is a part of an adapted model, and is saved without its recipe" in caplog.text
+    with pytest.raises(InputError, match="without a recipe"):
+        kl.load_model(tmp_path)
+
+
+def test_no_part_of_a_baked_model_names_a_recipe(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("", "bert"):
+        model = bert("BertForMaskedLM")
+        kl.adapt(model, "deepnorm")
+        kl.bake(model.get_submodule(name))
+        for each in (model, model.bert):
+            each.save_pretrained(tmp_path)
+            assert not caplog.text
+            assert "kilolayer" not in (tmp_path / "config.json").read_text()
+
+
 def test_weights_that_from_pretrained_leaves_out_are_not_replaced_by_new_ones(tmp_path: Path) -> None:
     adapted(gpt2(), "sub_ln").save_pretrained(tmp_path / "added")
     theirs = transformers.GPT2Model.from_pretrained(tmp_path / "added")

@@ -131,6 +131,90 @@ def test_a_part_is_adapted_and_the_whole_is_baked() -> None:
     torch.testing.assert_close(model(ids).logits, logits, rtol=0, atol=1e-12)
 
 
+class OwnBert(nn.Module):
+    """BERT's parts with a convolution between embeddings and layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = bert()
+        self.embeddings, self.encoder = whole.embeddings, whole.encoder
+        self.mix = nn.Conv1d(16, 16, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        states = self.embeddings(input_ids=ids)
+        return self.encoder(states + self.mix(states.mT).mT).last_hidden_state
+
+
+class MixedEncoder(nn.Module):
+    """A convolution before the layers, in the encoder's place."""
+
+    def __init__(self, encoder: Any) -> None:
+        super().__init__()
+        self.layer, self.encoder = encoder.layer, [encoder]
+        self.mix = nn.Conv1d(16, 16, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.encoder[0](states + self.mix(states.mT).mT, *args, **kwargs)
+
+
+class MixedBert(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = bert()
+        self.bert.encoder = MixedEncoder(self.bert.encoder)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.bert(ids).last_hidden_state
+
+
+@pytest.mark.parametrize("build", [OwnBert, MixedBert])
+def test_a_norm_of_embeddings_that_the_layers_do_not_read_directly_is_left_as_it_is(build: Any) -> None:
+    model = build().eval()
+    kl.adapt(model, "deepnorm", seed=1)
+    spread(model)
+    ids = torch.tensor([[5, 6, 7, 9]])
+    states = model(ids)
+    assert len(kl.bake(model).own_eps) == 1
+    torch.testing.assert_close(model(ids), states, rtol=0, atol=1e-11)
+
+
+class Block(nn.Module):
+    """A layer after a convolution."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.mix = layer, nn.Conv1d(16, 16, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(states + self.mix(states.mT).mT, *args, **kwargs)
+
+
+def test_what_blocks_compute_between_layers_stays_the_same() -> None:
+    model = bert().eval()
+    model.encoder.layer = nn.ModuleList(map(Block, model.encoder.layer))
+    learned = copy.deepcopy(model)
+    kl.adapt(model, "deepnorm", seed=1)
+    spread(model)
+    states = run(model)[0]
+    assert len(kl.bake(model).own_eps) == 2
+    torch.testing.assert_close(run(model)[0], states, rtol=0, atol=1e-11)
+    kl.adapt(learned, TRAINED, seed=1)
+    with pytest.raises(FoldError, match="no norm before it"):
+        kl.bake(learned)
+
+
+def test_the_states_between_the_layers_are_alpha_times_larger() -> None:
+    model = bert().eval()
+    alpha = kl.adapt(model, "deepnorm", seed=1).constants["encoder"].alpha
+    ids = torch.tensor([[5, 6, 7]])
+    *before, last = model(ids, output_hidden_states=True).hidden_states
+    kl.bake(model)
+    *after, same = model(ids, output_hidden_states=True).hidden_states
+    for ours, theirs in zip(after, before, strict=True):
+        torch.testing.assert_close(ours, alpha * theirs, rtol=0, atol=1e-11)
+    torch.testing.assert_close(same, last, rtol=0, atol=1e-11)
+
+
 def test_a_copy_is_baked_alone() -> None:
     model: Any = torch_encoder().eval()
     kl.adapt(model, "deepnorm", seed=1)

@@ -13,9 +13,10 @@ from kilolayer.layers.initialize import KeyedGenerator, draw_seed, initialize, n
 from kilolayer.models.adapt.additions import Additions, attribute
 from kilolayer.models.adapt.applied import is_adapted
 from kilolayer.models.adapt.fit import Obstacle, obstacle
-from kilolayer.models.adapt.pretrained import SavePretrained, has_lost_weights, was_loaded
+from kilolayer.models.adapt.pretrained import attach_save, has_lost_weights, was_loaded
 from kilolayer.models.adapt.stacks import ForeignModel, ForeignStack, find
 from kilolayer.models.adapt.sublayers import ForeignSublayer
+from kilolayer.models.adapt.weights import check_weights
 from kilolayer.recipes.base import Constants, Depths, Place, Plan, Recipe, Side, norm_spec
 from kilolayer.recipes.role import Role
 
@@ -69,6 +70,7 @@ def adapt(
     recipe = recipes.parse(recipe)
     found = find(model)
     _check(model, found, start)
+    check_weights(model, found)
     check_fit(found, recipe)
     if start or start is None:
         seed = draw_seed() if seed is None else seed
@@ -116,9 +118,7 @@ def attach(model: nn.Module, found: ForeignModel, recipe: Recipe) -> None:
     """Put what the recipe adds into the layers of a model, and register its hooks; weights are not touched."""
     for stack in found.stacks:
         _attach_to_stack(stack, recipe, found.depths)
-    if hasattr(model, "save_pretrained"):
-        # Set on the object, so that the class, and its models without a recipe, are unaffected.
-        model.__dict__["save_pretrained"] = SavePretrained(model)
+    attach_save(model, found)
 
 
 def _check(model: nn.Module, found: ForeignModel, start: bool | None) -> None:

@@ -3,9 +3,10 @@
     N(w . x + f(x)), x = g . n + b, n the output of the norm before
 
 is the plain sublayer N(x' + f'(x')) on x' = w . x: g and b of the norm before are multiplied by w, and the columns of the
-matrices that read x are divided by it. A stack's first sublayer has a norm before it if the class normalizes its embeddings.
-Otherwise, if w is a number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch is merged into the last
-projection of f, and a scale on the input of f into the projections that read it.
+matrices that read x are divided by it. A stack's first sublayer has a norm before it if the class normalizes its embeddings,
+and the first of a layer in a user's own block has none, because the block may change x. Without a norm before, if w is a
+number, N(w x + f(x)) = N(x + f(x) / w) with eps / w^2. A scale on the branch is merged into the last projection of f, and a
+scale on the input of f into the projections that read it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,13 @@ from kilolayer.errors import FoldError, InputError
 from kilolayer.layers.scale import LearnedScale, factor_of
 from kilolayer.models.adapt.additions import Additions, attribute
 from kilolayer.models.adapt.applied import additions_of
-from kilolayer.models.adapt.pretrained import forget_entry
+from kilolayer.models.adapt.pretrained import detach_save
 from kilolayer.models.adapt.stacks import ForeignStack, find
 from kilolayer.models.adapt.sublayers import ForeignSublayer, eps_name
+from kilolayer.models.adapt.weights import check_weights
+
+Part = tuple[nn.Module, ForeignSublayer, Additions, nn.Module | None]
+"""A layer, one of its sublayers with what a recipe added, and the norm whose output that sublayer reads."""
 
 
 @dataclass(frozen=True)
@@ -52,31 +57,40 @@ def bake(model: nn.Module) -> Baked:
     The result is a plain model of its own library, to run, save and share. Training it further differs from training with the
     recipe, because the weights are scaled. Norms inside the sublayers have no plain form; with them it raises an error.
     """
-    stacks = find(model).stacks
-    parts = [[*additions_of(stack)] for stack in stacks]
+    found = find(model)
+    stacks = found.stacks
+    parts = [_parts(stack) for stack in stacks]
     if not any(parts):
         raise InputError("this model has no recipe", fix="kl.bake takes a model that kl.adapt has changed")
+    check_weights(model, found)
     for stack, own in zip(stacks, parts, strict=True):
         _check(stack, own)
     names = {module: name for name, module in model.named_modules()}
     own_eps: dict[str, float] = {}
-    for stack, own in zip(stacks, parts, strict=True):
-        before = stack.embedding_norm
-        for layer, sublayer, additions in own:
+    for own in parts:
+        for layer, sublayer, additions, before in own:
             eps = _write(sublayer, additions, before)
             additions.detach()
             delattr(layer, attribute(sublayer.kind))
             if eps is not None:
                 setattr(sublayer.norm, eps_name(sublayer.norm), eps)
                 own_eps[names[sublayer.norm]] = eps
-            before = sublayer.norm
-    model.__dict__.pop("save_pretrained", None)
-    forget_entry(model)
+    detach_save(model)
     return Baked(sum(map(len, parts)), own_eps)
 
 
-def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Additions]]) -> None:
-    for index, (_, sublayer, additions) in enumerate(parts):
+def _parts(stack: ForeignStack) -> list[Part]:
+    parts: list[Part] = []
+    before = stack.embedding_norm
+    for layer, sublayer, additions in additions_of(stack):
+        starts_block = stack.in_blocks and not (parts and parts[-1][0] is layer)
+        parts.append((layer, sublayer, additions, None if starts_block else before))
+        before = sublayer.norm
+    return parts
+
+
+def _check(stack: ForeignStack, parts: list[Part]) -> None:
+    for index, (_, sublayer, additions, before) in enumerate(parts):
         where = f"{stack.side} sublayer {index + 1}, {sublayer.kind}"
         if additions.own_norms():
             raise FoldError(
@@ -85,9 +99,9 @@ def _check(stack: ForeignStack, parts: list[tuple[nn.Module, ForeignSublayer, Ad
                 fix="keep the recipe: kl.save writes the model with it, and kl.load_model reads it",
             )
         skip = _skip(additions)
-        if isinstance(skip, Tensor) and index == 0 and stack.embedding_norm is None:
+        if isinstance(skip, Tensor) and before is None:
             raise FoldError(
-                "a learned residual scale on the first sublayer has no norm before it to go into",
+                "a learned residual scale has no norm before it to go into",
                 where=where,
                 fix="train with a fixed one",
             )

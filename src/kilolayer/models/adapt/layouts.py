@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,24 +18,38 @@ SELF, CROSS, FFN = Kind.SELF_ATTENTION, Kind.CROSS_ATTENTION, Kind.FEEDFORWARD
 
 
 @dataclass(frozen=True)
+class EmbeddingNorm:
+    """A norm on the embeddings whose output is the input of the first layer.
+
+    classes: of the module that calls both, "", and of its parts by their names; another class may change the state in between.
+    norm, layers: the names of the norm and of the list of layers in that module.
+    """
+
+    classes: Mapping[str, str]
+    norm: str
+    layers: str
+
+
+@dataclass(frozen=True)
 class Layout:
     """How layers of one class are read.
 
     read: from a layer to its sublayers, in order.
     norm_first: whether the norms come before f (Pre-LN) or after the sum (Post-LN).
     side: encoder or decoder.
-    embedding_norm: the class and attribute of a norm on the embeddings, directly below the first layer.
+    embedding_norm: that of the models that Transformers builds from these layers.
     """
 
     title: str
     read: Callable[[Any], list[ForeignSublayer]]
     norm_first: Callable[[Any], bool]
     side: Callable[[Any], Side]
-    embedding_norm: tuple[str, str] | None = None
+    embedding_norm: EmbeddingNorm | None = None
 
 
 def _torch_attention(kind: Kind, attention: nn.MultiheadAttention, norm: nn.Module) -> ForeignSublayer:
-    fused = {"weight": "in_proj_weight", "bias": "in_proj_bias", "parts": 3}
+    others = ("bias_k", "bias_v", "out_proj.weight", "out_proj.bias")
+    fused: dict[str, Any] = {"weight": "in_proj_weight", "bias": "in_proj_bias", "parts": 3, "others": others}
     reads = kind is SELF
     matrices = (
         Matrix(attention, Role.QUERY_KEY, part=0, **fused),
@@ -163,6 +177,15 @@ def _refuse_cross_attention(layer: Any, title: str) -> None:
         )
 
 
+def _bert_norm(title: str) -> EmbeddingNorm:
+    classes = {"": f"{title}Model", "embeddings": f"{title}Embeddings", "encoder": f"{title}Encoder"}
+    return EmbeddingNorm(classes, norm="embeddings.LayerNorm", layers="encoder.layer")
+
+
+def _bart_norm(cls: str) -> EmbeddingNorm:
+    return EmbeddingNorm({"": cls}, norm="layernorm_embedding", layers="layers")
+
+
 def _side(side: Side) -> Callable[[Any], Side]:
     return lambda layer: side
 
@@ -186,17 +209,15 @@ LAYOUTS: dict[tuple[str, str], Layout] = {
     ("torch.nn.modules.transformer", "TransformerDecoderLayer"): Layout(
         "nn.TransformerDecoder", _torch_decoder, _own_norm_first, _side("decoder")
     ),
-    ("transformers.models.bert.modeling_bert", "BertLayer"): Layout(
-        "BERT", _bert, _post, _side("encoder"), ("BertEmbeddings", "LayerNorm")
-    ),
+    ("transformers.models.bert.modeling_bert", "BertLayer"): Layout("BERT", _bert, _post, _side("encoder"), _bert_norm("Bert")),
     ("transformers.models.roberta.modeling_roberta", "RobertaLayer"): Layout(
-        "RoBERTa", _bert, _post, _side("encoder"), ("RobertaEmbeddings", "LayerNorm")
+        "RoBERTa", _bert, _post, _side("encoder"), _bert_norm("Roberta")
     ),
     ("transformers.models.bart.modeling_bart", "BartEncoderLayer"): Layout(
-        "BART", _bart_encoder, _post, _side("encoder"), ("BartEncoder", "layernorm_embedding")
+        "BART", _bart_encoder, _post, _side("encoder"), _bart_norm("BartEncoder")
     ),
     ("transformers.models.bart.modeling_bart", "BartDecoderLayer"): Layout(
-        "BART", _bart_decoder, _post, _side("decoder"), ("BartDecoder", "layernorm_embedding")
+        "BART", _bart_decoder, _post, _side("decoder"), _bart_norm("BartDecoder")
     ),
     ("transformers.models.marian.modeling_marian", "MarianEncoderLayer"): Layout(
         "Marian", _bart_encoder, _post, _side("encoder")

@@ -10,9 +10,10 @@ from typing import Any
 from torch import nn
 
 from kilolayer.errors import InputError
-from kilolayer.models.adapt.applied import applied_to
+from kilolayer.models.adapt.additions import Additions
+from kilolayer.models.adapt.applied import applied_to, is_adapted
 from kilolayer.models.adapt.stacks import ForeignModel
-from kilolayer.models.adapt.transformers_classes import attention_of
+from kilolayer.models.adapt.transformers_classes import options_of
 from kilolayer.models.sharded import plain_class
 
 logger = logging.getLogger(__name__)
@@ -22,12 +23,18 @@ ENTRY = "kilolayer"
 
 
 class SavePretrained:
-    """`save_pretrained` of an adapted model: its config.json names the recipe, so that `kl.load_model` restores the model."""
+    """`save_pretrained` of an adapted model: its config.json names the recipe, so that `kl.load_model` restores the model.
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    whole: whether the model has all stacks of the recipe. Without the others' depths, the recipe has other constants, so the
+    files of a part do not name it.
+    """
+
+    def __init__(self, model: Any, whole: bool) -> None:
+        self.model, self.whole = model, whole
 
     def __call__(self, save_directory: Any, *arguments: Any, **options: Any) -> Any:
+        if not self.whole or not is_adapted(self.model):  # kl.bake may have been given only a part
+            return self._save_plainly(save_directory, *arguments, **options)
         # By default, Transformers gives some weights the names of earlier releases, which `kl.load_model` does not find.
         if options.setdefault("save_original_format", False):
             raise InputError(
@@ -46,6 +53,35 @@ class SavePretrained:
             )
         return result
 
+    def _save_plainly(self, *arguments: Any, **options: Any) -> Any:
+        result = type(self.model).save_pretrained(self.model, *arguments, **options)
+        if any(isinstance(module, Additions) and not module.changes_nothing for module in self.model.modules()):
+            logger.warning(
+                "%s is a part of an adapted model, and is saved without its recipe: from_pretrained gives another function. "
+                "Save the whole model, or call kl.bake on it before",
+                plain_class(self.model).__name__,
+            )
+        return result
+
+
+def attach_save(model: nn.Module, found: ForeignModel) -> None:
+    """Give each model of Transformers in `model` that has layers of these stacks a `save_pretrained` that keeps the recipe."""
+    layers = {layer for stack in found.stacks for layer in stack.layers}
+    for module in model.modules():
+        if not any(cls.__name__ == "PreTrainedModel" for cls in type(module).__mro__):
+            continue
+        if own := layers.intersection(module.modules()):
+            # Set on the object, so that the class, and its models without a recipe, are unaffected.
+            vars(module)["save_pretrained"] = SavePretrained(module, whole=own == layers)
+
+
+def detach_save(model: nn.Module) -> None:
+    """Undo `attach_save`, and remove what a configuration says about the recipe that the model no longer has."""
+    for module in model.modules():
+        if isinstance(vars(module).get("save_pretrained"), SavePretrained):
+            del vars(module)["save_pretrained"]
+            vars(module.config).pop(ENTRY, None)
+
 
 def entry_of(model: nn.Module) -> dict[str, Any]:
     """What config.json says about the recipe of an adapted model.
@@ -57,13 +93,8 @@ def entry_of(model: nn.Module) -> dict[str, Any]:
         "recipe": applied.recipe.table(),
         "plain": applied.plain,
         "adds_weights": applied.adds_weights,
-        **attention_of(model),
+        **options_of(model),
     }
-
-
-def forget_entry(model: nn.Module) -> None:
-    """Remove what a configuration says about a recipe that the model no longer has."""
-    vars(getattr(model, "config", model)).pop(ENTRY, None)
 
 
 def has_lost_weights(model: nn.Module, found: ForeignModel) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +13,23 @@ from torch import nn
 from kilolayer.errors import InputError, shown
 from kilolayer.models.adapt.layouts import KNOWN, Layout, layout_of
 from kilolayer.models.adapt.sublayers import ForeignSublayer
+from kilolayer.models.sharded import plain_class
 from kilolayer.recipes.base import Depths, Kind, Side
+
+NUMBERED = re.compile(r"(?:(?P<list>.*)\.)?\d+(?P<rest>(?:\.[^\d.][^.]*)*)")
+"""The name of a layer in a list, or in a block of a list."""
+WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
+"""Where torch's checkpoint_wrapper and torch.compile hold the module that they wrap."""
 
 
 @dataclass(frozen=True)
 class ForeignStack:
     """The layers of one encoder or decoder.
 
-    name: of the list in the model that holds them.
+    name: of the list in the model that holds them, or the blocks around them.
     holder: the module that owns that list.
-    embedding_norm: the norm directly below the first layer, if the class has one.
+    in_blocks: whether that list holds blocks around the layers, which may compute something between them.
+    embedding_norm: the norm whose output enters the first layer, if there is one.
     """
 
     name: str
@@ -28,6 +37,7 @@ class ForeignStack:
     side: Side
     layers: tuple[nn.Module, ...]
     holder: nn.Module
+    in_blocks: bool
     embedding_norm: nn.Module | None
 
     @property
@@ -55,7 +65,11 @@ class ForeignModel:
     title: str
     stacks: tuple[ForeignStack, ...]
     depths: Depths
-    width: int
+
+    @property
+    def width(self) -> int:
+        """Width of the residual stream of the first stack."""
+        return next(self.stacks[0].sublayers())[2].width
 
 
 def find(model: nn.Module) -> ForeignModel:
@@ -68,21 +82,28 @@ def find(model: nn.Module) -> ForeignModel:
     for side in ("encoder", "decoder"):
         names = [stack.name or type(model).__name__ for stack in stacks if stack.side == side]
         if len(names) > 1:
-            raise InputError(f"{len(names)} {side}s: {', '.join(names)}", fix="adapt each one separately")
+            raise InputError(
+                f"{len(names)} {side}s: {', '.join(names)}",
+                fix="a recipe's constants depend on the whole depth: put layers that follow each other into one nn.ModuleList, "
+                f"and delete those that are never called; only {side}s that do not follow each other are adapted separately",
+            )
+    for stack in stacks:
+        if len({stack.layout.norm_first(layer) for layer in stack.layers}) > 1:
+            raise InputError(
+                f"some layers of {stack.name or type(model).__name__} are Pre-LN and others Post-LN",
+                fix="give all of them the same norm_first",
+            )
+    _check_uses(model, stacks)
     if len({stack.norm_first for stack in stacks}) > 1:
         raise InputError("one stack is Pre-LN and the other Post-LN", fix="adapt each one separately")
     stacks = tuple(sorted(stacks, key=lambda stack: stack.side == "decoder"))
-    width = next(stacks[0].sublayers())[2].width
-    return ForeignModel(_title(model, stacks), stacks, _depths(stacks), width)
+    return ForeignModel(_title(model, stacks), stacks, _depths(stacks))
 
 
 def stacks_of(model: nn.Module) -> tuple[ForeignStack, ...]:
     """Every stack of layers of a known class in `model`, however many there are."""
-    lists: dict[str, list[nn.Module]] = {}
-    for name, module in model.named_modules():
-        if layout_of(module) is not None:
-            lists.setdefault(name.rpartition(".")[0], []).append(module)
-    return tuple(_stack(model, name, layers) for name, layers in lists.items())
+    lists = _lists({name: module for name, module in model.named_modules() if layout_of(module) is not None})
+    return tuple(_stack(model, name, list(layers.values()), bool(inner)) for (name, inner), layers in lists.items())
 
 
 def check_depth(layers: int, most: int) -> None:
@@ -91,21 +112,59 @@ def check_depth(layers: int, most: int) -> None:
         raise InputError(f"a stack has {layers:,} layers, more than there are weights", fix="restore the file")
 
 
-def _stack(model: nn.Module, name: str, layers: list[nn.Module]) -> ForeignStack:
+def _lists(layers: dict[str, nn.Module]) -> dict[tuple[str, str], dict[str, nn.Module]]:
+    """Layers by the list that holds them, and by their name in a block of that list if each block has one layer."""
+    siblings = Counter(_parent(name) for name in layers)
+    lists: dict[tuple[str, str], dict[str, nn.Module]] = {}
+    for name, layer in layers.items():
+        place = _parent(name), ""
+        numbered = NUMBERED.fullmatch(name)
+        if numbered is not None and (not numbered["rest"] or siblings[_parent(name)] == 1):
+            rest = (part for part in numbered["rest"].split(".") if part not in WRAPPERS)
+            place = numbered["list"] or "", ".".join(rest)
+        lists.setdefault(place, {})[name] = layer
+    return lists
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _check_uses(model: nn.Module, stacks: tuple[ForeignStack, ...]) -> None:
+    """Raise if a list holds a layer twice; another list with the same layers is only a second name."""
+    known = {layer for stack in stacks for layer in stack.layers}
+    uses = {name: module for name, module in model.named_modules(remove_duplicate=False) if module in known}
+    for layers in _lists(uses).values():
+        first: dict[nn.Module, str] = {}
+        for name, layer in layers.items():
+            if first.setdefault(layer, name) != name:
+                raise InputError(
+                    f"{first[layer]} and {name} are one layer, and a recipe needs a layer of its own at each place",
+                    fix="build each layer, or copy it: copy.deepcopy(layer)",
+                )
+
+
+def _stack(model: nn.Module, name: str, layers: list[nn.Module], in_blocks: bool) -> ForeignStack:
     layout: Any = layout_of(layers[0])
     sides = {layout.side(layer) for layer in layers}
-    holder = model.get_submodule(name.rpartition(".")[0])
+    holder = model.get_submodule(_parent(name))
     if any(layout_of(layer) is not layout for layer in layers) or len(sides) > 1:
         raise InputError(f"the layers of {name} are of several kinds", fix="adapt stacks of one kind of layer")
-    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, _embedding_norm(model, layout))
+    embedding_norm = None if in_blocks else _embedding_norm(model, name, layout)
+    return ForeignStack(name, layout, sides.pop(), tuple(layers), holder, in_blocks, embedding_norm)
 
 
-def _embedding_norm(model: nn.Module, layout: Layout) -> nn.Module | None:
-    if layout.embedding_norm is None:
+def _embedding_norm(model: nn.Module, name: str, layout: Layout) -> nn.Module | None:
+    """The norm on the embeddings if its output enters the first layer of the list `name` directly."""
+    known = layout.embedding_norm
+    if known is None or not f".{name}".endswith(f".{known.layers}"):
         return None
-    owner, attribute = layout.embedding_norm
-    found = [module for module in model.modules() if type(module).__name__ == owner]
-    return getattr(found[0], attribute) if len(found) == 1 else None
+    around = model.get_submodule(name.removesuffix(known.layers).removesuffix("."))
+    for path, expected in known.classes.items():
+        cls = plain_class(around.get_submodule(path))
+        if cls.__name__ != expected or not cls.__module__.startswith("transformers.models."):
+            return None
+    return around.get_submodule(known.norm)
 
 
 def _title(model: nn.Module, stacks: tuple[ForeignStack, ...]) -> str:

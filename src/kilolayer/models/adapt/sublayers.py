@@ -20,6 +20,7 @@ class Matrix:
     transposed: whether the weight is stored as [inputs, outputs].
     start: a factor on its initial standard deviation, besides the recipe's gain.
     reads: whether its input is the sublayer's own; the keys and values of cross-attention read another stack.
+    others: names of the owner's parameters that do not enter this product.
     """
 
     owner: nn.Module
@@ -31,6 +32,7 @@ class Matrix:
     transposed: bool = False
     start: float = 1.0
     reads: bool = True
+    others: tuple[str, ...] = ()
 
     @property
     def values(self) -> Tensor:

@@ -28,10 +28,11 @@ def describe(model: Any) -> dict[str, Any] | None:
     return {**json.loads(model.config.to_json_string()), "architectures": [cls.__name__]}
 
 
-def attention_of(model: Any) -> dict[str, Any]:
-    """The implementation of attention, which a configuration does not hold, as a table; empty if it is not restored."""
+def options_of(model: Any) -> dict[str, Any]:
+    """What a configuration does not hold, as a table: an implementation of attention that is restored, and a missing pooler."""
     found = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    return {"attention": found} if found in ATTENTION else {}
+    attention = {"attention": found} if found in ATTENTION else {}
+    return attention | ({"pooler": False} if getattr(model, "pooler", model) is None else {})
 
 
 def generation_of(model: Any) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def build(table: dict[str, Any], extras: dict[str, Any], most_layers: int) -> nn
     try:
         config = cls.config_class.from_dict(table, **options)
         check_depth(max(found for each in DEPTHS if isinstance(found := getattr(config, each, 0), int)), most_layers)
-        model = cls(config)
+        model = cls(config, add_pooling_layer=False) if extras.get("pooler") is False else cls(config)
         if "generation" in extras:
             model.generation_config = type(model.generation_config).from_dict(extras["generation"])
     except InputError:
