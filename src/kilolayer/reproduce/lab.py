@@ -114,14 +114,15 @@ class Lab:
 
         count: how many, those with the most text first; None: all that have at least 10,000 sentences.
         """
-        text = self.folder.parent / "text" / ("many" if count is None else f"largest-{count}")
+        text = self.folder.parent / "text" / ("languages" if count is None else f"{count}-languages")
         languages = many_languages(self.data, text, least=10_000, most=50_000, count=count)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
-        data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", **directions}
+        # Few sentences are longer, and batches for them would be a third of all and hold a few pairs each.
+        filters = {"max_tokens": 64}
+        data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", "filters": filters, **directions}
         own = {
             "data": data,
             "tokenizer": self._pieces(16_000),
-            "batches": {"shapes": 3},
             "search": BRIEF if self.tiny else GREEDY,
         }
         return self._sized(own, sections)

@@ -7,7 +7,7 @@ sentences from Tatoeba for IWSLT-14 and WMT, Tatoeba in many languages for OPUS-
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from kilolayer.data.grammar import pairs
@@ -19,6 +19,8 @@ Pair = tuple[str, str]
 PARTS = ("train", "valid", "test")
 HELD_OUT = 500
 """Number of lines in each validation and test set: enough to distinguish methods, few enough for a hundred models."""
+HELD_OUT_OF_MANY = 200
+"""The same for each of several languages, over which scores are averaged."""
 
 
 def sentence_pairs(data: Path | None, language: str, folder: Path) -> None:
@@ -47,7 +49,8 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int, count
     """Write up to `most` pairs of English with each language of tatoeba_multi that has at least `least` lines.
 
     count: the largest number of languages; those with the most lines are taken. Returns the languages without English;
-    existing files are not written again. No English sentence of the validation or test sets occurs in the training set.
+    existing files are not written again. The pairs are taken from all over the text. No sentence of the validation or test sets
+    occurs in the training set of its language, and no English one in that of any.
     """
     listed = folder / "languages.txt"  # the file that is written last
     if listed.exists():
@@ -69,10 +72,25 @@ def many_languages(data: Path | None, folder: Path, least: int, most: int, count
     largest = sorted(sizes, key=lambda language: (-sizes[language], language))[:count]
     chosen = sorted(language for language in largest if sizes[language] >= least)
     for language in chosen:
-        cut = {part: rows[: most if part == "train" else 100] for part, rows in found[language].items()}
-        _write_pairs(folder, language, cut, named=True)
+        _write_pairs(folder, language, _spread(found[language], most), named=True)
     _write_lines(listed, chosen)
     return chosen
+
+
+def _spread(parts: Mapping[str, Sequence[Pair]], most: int) -> dict[str, list[Pair]]:
+    """Up to `most` pairs for training and HELD_OUT_OF_MANY for each other set, in the order of their hashes.
+
+    The corpus is sorted by its English side. A validation or test set has each English sentence once.
+    """
+
+    def place(pair: Pair) -> bytes:
+        return hashlib.sha1("\t".join(pair).encode()).digest()
+
+    mixed = {part: sorted(rows, key=place) for part, rows in parts.items()}
+    once = {part: list({pair[0]: pair for pair in mixed[part]}.values()) for part in ("valid", "test")}
+    held_out = {part: rows[:HELD_OUT_OF_MANY] for part, rows in once.items()}
+    taken = {other for rows in held_out.values() for _, other in rows}
+    return {"train": [pair for pair in mixed["train"] if pair[1] not in taken][:most], **held_out}
 
 
 def running_text(data: Path | None, folder: Path) -> Mapping[str, Path]:
