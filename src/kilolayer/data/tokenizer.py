@@ -301,7 +301,7 @@ def tokenizers_for(corpora: Corpora, config: TokenizerConfig, cache: Path) -> To
     samples = {name: _sampled(texts, sides, config.sentences, corpora.temperature) for name, sides in parts.items()}
     uses = [(text.direction.name, text.columns) for text in texts]
     rates = [[str(each.rate) for each in sides] for sides in samples.values()]
-    settings = [dataclasses.asdict(config), tags, uses, rates, sentencepiece.__version__]
+    settings = ["pairs 2", dataclasses.asdict(config), tags, uses, rates, sentencepiece.__version__]
     key = content_key(settings, [file for text in texts for file in text.files], cache)
 
     def build(draft: Path) -> None:

@@ -158,7 +158,7 @@ def vocabulary_for(text: TextPart, config: TokenizerConfig, cache: Path) -> Text
         options = "--normalization_rule_name=identity --remove_extra_whitespaces=false --add_dummy_prefix=false"
         fix = f"train it with {options} --byte_fallback, or let it be trained here: remove tokenizer.path"
         return PieceVocabulary.load(Path(config.path), fix)
-    settings = ["exact 1", dataclasses.asdict(config), text.identity, sentencepiece.__version__]
+    settings = ["exact 2", dataclasses.asdict(config), text.identity, sentencepiece.__version__]
 
     def build(draft: Path) -> None:
         every = -(-sum(1 for _ in _lines(text)) // config.sentences)

@@ -117,7 +117,7 @@ class Lab:
         text = self.folder.parent / "text" / ("languages" if count is None else f"{count}-languages")
         languages = many_languages(self.data, text, least=10_000, most=50_000, count=count)
         directions = {"directions": ["eng-*", "*-eng"], "languages": ["eng", *languages], "temperature": 5.0}
-        # Few sentences are longer, and batches for them would be a third of all and hold a few pairs each.
+        # Few sentences are longer, and a batch of them holds a few pairs.
         filters = {"max_tokens": 64}
         data = {"folder": str(text.resolve()), "valid": "valid", "test": "test", "filters": filters, **directions}
         own = {
