@@ -113,9 +113,9 @@ class Workers:
     def kill(self) -> None:
         """End all processes at once."""
         self._each(BaseProcess.kill)
-        if self.service is not None:
-            self.service.stop()
-            self.service = None
+        service, self.service = self.service, None  # several threads may come here
+        if service is not None:
+            service.stop()
 
     def _each(self, end: Callable[[Any], None]) -> None:
         for executor in self.every:
